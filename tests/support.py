@@ -209,7 +209,7 @@ def read_summary(run: Path) -> dict[str, Any]:
 def kept_in(journal: Journal) -> dict[str, Any]:
     """Its steps, and what its records add up to, without times."""
     steps = {key: without_times(value) for key, value in journal.scan() if not key.startswith("record/")}
-    for target, found in read_states(journal, "").items():
+    for target, found in read_states(journal).items():
         known = {name: value for name, value in vars(found).items() if name != "_history"}
         steps[f"state of {target}"] = without_times(TypeAdapter(Any).dump_python(known, mode="json"))
     return steps

@@ -12,7 +12,7 @@ from etude.core.errors import RunPaused
 from etude.core.history import EpochEntry
 from etude.loop.alarm import Alarm
 from etude.store.figures import Summary, summary_in
-from etude.store.log import histories, read_states
+from etude.store.log import read_histories, read_states
 from etude.store.run_folder import RunFolder
 from tests import guide_parts as guide
 from tests.several import Several, config
@@ -93,12 +93,12 @@ def alarm(action: str, *at: int) -> dict[str, Alarm]:
 
 def read_history(run: Run) -> Any:
     with RunFolder.read(run.path) as folder:
-        return histories(folder.journal, "run")[None]
+        return read_histories(folder.journal)[None]
 
 
 def read_summary(run: Run, num_epochs: int = 4) -> Summary:
     with RunFolder.read(run.path) as folder:
-        return summary_in(histories(folder.journal, "run"), "run", num_epochs)
+        return summary_in(read_histories(folder.journal), "run", num_epochs)
 
 
 def epochs_done(run: Run) -> list[int]:
@@ -186,7 +186,7 @@ def check_way_back(run: Run) -> None:
     assert [entry.version.number for entry in epochs] == [1, 2, 3, 4, 5]
     assert [entry.back_to and entry.back_to.number for entry in epochs] == [None, None, 1, None, None]
     with RunFolder.read(run.path) as folder:
-        versions = read_states(folder.journal, "run")[None].versions
+        versions = read_states(folder.journal)[None].versions
     assert [entry.data.parent for entry in versions.values()] == [0, 1, 2, 1, 4]
 
 

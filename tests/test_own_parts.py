@@ -18,7 +18,7 @@ from etude.core.job import TrainingJobStatus, TrainingStatusEnum
 from etude.loop.record import TrainingRecord
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from etude.store.facts import read_facts
-from etude.store.log import histories, read_jobs
+from etude.store.log import read_histories, read_jobs
 from etude.store.run_folder import RunFolder
 from tests import guide_parts as guide
 from tests.support import one_quick, read_summary, without_times
@@ -372,7 +372,7 @@ async def test_what_a_trainer_hands_to_super_is_in_every_file_and_in_the_journal
     assert [line["mine"] for line in training_metrics(run)] == [0.0, 1.0]
     assert [line["when"] for line in training_metrics(run)] == ["2026-01-02"] * 2
     with RunFolder.read(run.path) as folder:
-        history = histories(folder.journal, "run")[None]
+        history = read_histories(folder.journal)[None]
     assert [entry.metrics["mine"] for entry in history.epochs] == [0.0, 1.0]
     if base is EpochTrainer:
         lines = (run.path / "trajectory_builder.jsonl").read_text().splitlines()

@@ -21,7 +21,7 @@ from etude.run import Run as StoredRun
 from etude.runtime import open_runtime
 from etude.store.episodes import iter_episodes
 from etude.store.journal import Journal
-from etude.store.log import ModelLog, histories
+from etude.store.log import ModelLog, read_histories
 from etude.store.run_folder import RunFolder
 from tests.cli import parts
 from tests.crashing import AgainstPool, killed_and_whole, run_to_end
@@ -41,7 +41,7 @@ def run(tmp_path):
 
 def read_history(run, target):
     with RunFolder.read(run.path) as folder:
-        return histories(folder.journal, "run")[target]
+        return read_histories(folder.journal)[target]
 
 
 async def test_both_models_are_trained_on_one_set_of_episodes(run):

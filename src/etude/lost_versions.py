@@ -17,8 +17,8 @@ from etude.core.interfaces import Progress
 from etude.loop.lifecycle import config_to_resume
 from etude.store.backup import copy_journal, list_run_files
 from etude.store.database import DATABASE
-from etude.store.facts import read_histories
 from etude.store.files import HOST, private_folder
+from etude.store.log import read_histories
 from etude.store.run_folder import RunFolder
 from etude.store.versions import RunVersion, choose_version
 from etude.verbs import train_in

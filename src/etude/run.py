@@ -15,8 +15,8 @@ from etude.core.errors import RequestError
 from etude.core.history import Entry, EpochEntry
 from etude.engines.bill import Bill, read_bill
 from etude.store.episodes import iter_episodes
-from etude.store.facts import RunFacts, read_facts, read_histories
-from etude.store.log import JobFacts, read_jobs
+from etude.store.facts import RunFacts, read_facts
+from etude.store.log import JobFacts, read_histories, read_jobs
 from etude.store.run_folder import RunFolder
 from etude.store.versions import RunVersion, choose_version
 

@@ -15,7 +15,7 @@ from etude.config.finetuning import FinetuneConfig
 from etude.config.load import parse_config
 from etude.core.conversion import to_sample
 from etude.core.errors import CapabilityError, ConfigError, RequestError
-from etude.store.facts import read_histories
+from etude.store.log import read_histories
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
 from tests.backends.lm_stand_in import LmStandIn

@@ -30,7 +30,7 @@ from etude.loop.targets import assemble_trainer
 from etude.models.policy import Policy
 from etude.processes.pool import Cluster
 from etude.runtime import open_runtime
-from etude.store.facts import read_histories
+from etude.store.log import read_histories
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
 from tests.backends.test_local_adapter import CONFIG, collection, done, not_finite

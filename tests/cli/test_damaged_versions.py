@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from etude.engines.embedded import EmbeddedEngine
-from etude.store.facts import read_histories
 from etude.store.files import SUMS
+from etude.store.log import read_histories
 from etude.store.run_folder import LOCK
 from tests.cli.killed import repeatable_project
 from tests.cli.projects import change, etude, succeed

@@ -16,7 +16,7 @@ from etude.rollout.collections import collection_phase, phase_name
 from etude.store.episodes import choose_phase, encode_episode, list_phases, phase_epoch
 from etude.store.journal import Journal
 from etude.store.log import ModelLog
-from tests.show.histories import epoch, history, version
+from tests.show.histories import history, version
 from tests.support import until
 
 EPOCHS = 300
@@ -27,7 +27,7 @@ def ref(number: int) -> TrainingJobRef:
 
 
 async def test_a_long_run_is_read_in_order(journal):
-    log = ModelLog(journal, run_id="run")
+    log = ModelLog(journal)
     assert (log.state.last_number, log.state.newest_number) == (0, 0)
     for number in range(1, EPOCHS + 1):
         await log.add(Submission(ref=ref(number), epoch=number - 1))
@@ -71,8 +71,6 @@ def test_an_entry_of_a_history_is_found_by_its_epoch():
     assert [len(past.epochs), len(past.validations)] == [100, 2]
     assert whole.until(0).epochs == () and len(whole.until(0).validations) == 1
     assert history([]).epoch(1) is None
-    later = whole.with_entry(epoch(EPOCHS, 0.7))
-    assert later.epoch(EPOCHS + 1) is later.epochs[-1]
 
 
 def test_the_age_of_a_version_counts_those_made_after_it():

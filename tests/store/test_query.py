@@ -12,9 +12,9 @@ import pytest
 from etude.core.episode import EpisodeRecord, Example, Failure
 from etude.core.errors import RequestError
 from etude.store.episodes import encode_episode
-from etude.store.facts import read_facts, read_histories
+from etude.store.facts import read_facts
 from etude.store.journal import Journal
-from etude.store.log import read_jobs
+from etude.store.log import read_histories, read_jobs
 from etude.store.outline import EpisodeOutline, find_episodes, outlines, parse_query
 from etude.store.run_folder import LOCK, RunFolder, lock_holder
 from tests.store.test_long_runs import LATEST_FIRST

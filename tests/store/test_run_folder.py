@@ -161,8 +161,6 @@ def test_a_run_that_cannot_be_opened_is_not_left_locked(tmp_path: Path) -> None:
 def test_reading_json_files(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path, "a") as run:
         assert run.read_json("missing.json") is None
-        run.write_json("history.json", [1, 2])
-        assert run.read_json("history.json") == [1, 2]
         (run.path / "broken.json").write_text("{")
         with pytest.raises(StoreError, match=r"broken\.json: cannot be read"):
             run.read_json("broken.json")

@@ -10,7 +10,8 @@ import pytest
 
 from etude.core.episode import EpisodeRecord
 from etude.store.episodes import iter_episodes, list_phases, read_episode
-from etude.store.facts import read_facts, read_histories
+from etude.store.facts import read_facts
+from etude.store.log import read_histories
 from etude.store.run_folder import RunFolder
 from tests.cli.projects import change, etude
 

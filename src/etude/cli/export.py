@@ -28,8 +28,9 @@ def export(
     """Export the trained model with a model card."""
     from etude.lost_versions import version_on_disk
     from etude.show.exported_model import export_model
-    from etude.store.facts import find_run, read_histories
+    from etude.store.facts import find_run
     from etude.store.figures import collapse_in
+    from etude.store.log import read_histories
     from etude.store.stored_config import needs_program
 
     path = find_run(run, output_dir)

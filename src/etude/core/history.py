@@ -301,15 +301,6 @@ class History(BaseModel, frozen=True):
         """The epochs that had nothing to train on."""
         return [entry for entry in self.epochs if entry.skipped is not None]
 
-    def alike(self, entry: Entry) -> tuple[Entry, ...]:
-        """Return all epochs or all validations, whichever the entry is."""
-        return self.epochs if entry.kind == "epoch" else self.validations
-
-    def with_entry(self, entry: Entry) -> History:
-        """Return the history with this epoch or validation, which replaces an earlier entry for it."""
-        others = [other for other in self.alike(entry) if other.epoch != entry.epoch]
-        return self.model_copy(update={f"{entry.kind}s": tuple(sorted([*others, entry], key=entry_sort_key))})
-
     def until(self, epoch: int) -> History:
         """Return the history as it was after `epoch` and the validation that followed it."""
         return self.model_copy(

@@ -41,9 +41,8 @@ from etude.rollout.evaluation import OnScore
 from etude.rollout.evaluation_run import rescore
 from etude.runtime import Runtime, open_runtime
 from etude.store.episodes import EVALUATION, choose_phase
-from etude.store.facts import read_histories
 from etude.store.files import write_atomically
-from etude.store.log import ModelLog
+from etude.store.log import ModelLog, read_histories
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import EvaluationRequest
 from etude.store.versions import RunVersion, choose_version
@@ -197,7 +196,7 @@ async def evaluate(
         if output_dir is not None:
             text = json.dumps(result, indent=2, ensure_ascii=False)
             write_atomically(output_dir / "evaluation.json", f"{text}\n")
-        log = ModelLog(run.journal, run_id=run.name)
+        log = ModelLog(run.journal)
         if log.state.end is None:
             await log.add(RunEnded(result=result))
     return evaluation

@@ -30,10 +30,9 @@ from etude.loop.bookkeeper import Bookkeeper
 from etude.rollout.evaluation_run import forget_failures
 from etude.store.backup_address import split_run_address
 from etude.store.database import DATABASE, journal_damage, open_database
-from etude.store.facts import read_histories
 from etude.store.figures import last_version
 from etude.store.files import damage_in, write_atomically
-from etude.store.log import ModelLog, end_of_run, read_states
+from etude.store.log import ModelLog, end_of_run, read_histories, read_states
 from etude.store.run_folder import LOCK, RunFolder, RunLock, new_run_name
 from etude.store.stored_config import (
     CONFIG,
@@ -141,7 +140,7 @@ async def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, A
     has done more epochs already.
     """
     stored, now = stored_data(run.path), parse_value(resolved_yaml(config))
-    states = read_states(run.journal, run.name)
+    states = read_states(run.journal)
     keys = [tuple(join_dotted(now, key.split("."))) for key in changeable_keys(config)]
     changed = {
         join_path(key): (value_at(stored, key), value_at(now, key))
@@ -160,7 +159,7 @@ async def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, A
     for target, each in states.items():
         if reopening and each.end is not None:
             # Recorded first: if the process is killed before it stores the settings, the run ends again.
-            await ModelLog(run.journal, target, run.name).add(Reopened(settings=tuple(reopening)))
+            await ModelLog(run.journal, target).add(Reopened(settings=tuple(reopening)))
     if changed:
         write_atomically(run.path / CONFIG, config_text(resolved_yaml(config)), exact=True)
     return changed
@@ -184,7 +183,7 @@ async def retry_failed(run: RunFolder) -> Counter[str] | None:
 
     Returns None when the run is finished: nothing is tried again. Raises StoreError.
     """
-    by_target = read_states(run.journal, run.name)
+    by_target = read_states(run.journal)
     if end_of_run(by_target) is not None:
         return None
     states = by_target.values()

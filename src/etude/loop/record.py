@@ -85,7 +85,7 @@ class TrainingRecord:
     def __init__(self, runtime: Runtime, config: FinetuneConfig) -> None:
         """`config` is the `finetuning` block of the target, with the alarms."""
         self.target = runtime.target
-        self.log = ModelLog(runtime.run.journal, self.target, runtime.run.name)
+        self.log = ModelLog(runtime.run.journal, self.target)
         self.alarms = active_alarms(config)
         self._runtime = runtime
         self._logged: dict[int, dict[str, Any]] = {}
@@ -120,15 +120,16 @@ class TrainingRecord:
         if entry.kind == "epoch":
             metrics |= self._logged.get(entry.epoch - 1, {})
         entry = entry.model_copy(update={"metrics": metrics})
-        known = self.history.alike(entry)
+        known: Sequence[Entry] = self.history.epochs if entry.kind == "epoch" else self.history.validations
         before = [each for each in known if each.epoch < entry.epoch]
         has_rung = {event.key for each in known if each.epoch == entry.epoch for event in each.alarms}
         alarms = alarm_events(self.alarms, entry, before)
         new = [event for event in alarms if event.is_new and event.key not in has_rung]
         entry = entry.model_copy(update={"alarms": alarms})
         if any(event.action == "rollback" for event in new):
-            back_to = version_to_go_back_to(self.history.with_entry(entry))
-            entry = entry.model_copy(update={"back_to": back_to})
+            others = [each for each in known if each.epoch != entry.epoch]
+            past = self.history.model_copy(update={f"{entry.kind}s": (*others, entry)})
+            entry = entry.model_copy(update={"back_to": version_to_go_back_to(past)})
         await self.log.add(entry)
         if entry.kind == "epoch":
             # Some may have arrived meanwhile.

@@ -31,7 +31,7 @@ from etude.show.exported_model import export_model
 from etude.show.metrics_files import PLOT
 from etude.show.turns import episode_transcript
 from etude.store.files import write_new_files
-from etude.store.log import histories
+from etude.store.log import read_histories
 from etude.store.run_folder import RunFolder
 from etude.store.versions import LAST, RunVersion, choose_version
 from etude.verbs import train_in
@@ -99,7 +99,7 @@ async def run_demo(
             load_config(folder / "config.yml", [*own, *training_overrides]), run, progress=progress
         )
         trained = choose_version(run.path, LAST)
-        validations = histories(run.journal, run.name)[None].validations
+        validations = read_histories(run.journal)[None].validations
         phases = ["warm-up/0"] if config.finetuning.warm_ups else []
         phases += [f"validation/{epoch}" for epoch in (validations[0].epoch, validations[-1].epoch)]
         async with _open_runtime(config, run, trained, progress) as runtime:

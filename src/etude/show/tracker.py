@@ -135,7 +135,7 @@ _LEFT_OUT = {"target", "training", "model_versions", "failure_causes"}
 
 def list_records(run: RunFolder, sent: Collection[str] = ()) -> Iterator[RunRecord]:
     """Yield all records of a run so far, in order, except the sent ones. Raises StoreError."""
-    states, bill = read_states(run.journal, run.name), load_bill(run.journal)
+    states, bill = read_states(run.journal), load_bill(run.journal)
     by_target = {target: each.history for target, each in states.items()}
     for target, history in by_target.items():
         key, prefix = _key("warm_up", 0, target), _prefix(target)

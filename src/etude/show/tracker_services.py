@@ -18,7 +18,7 @@ from etude.show.tracker import PATIENCE, RunRecord, State, TrackedRun, Tracker, 
 from etude.store.episodes import EVALUATION, iter_episodes
 from etude.store.files import private_folder
 from etude.store.journal import Journal
-from etude.store.log import histories
+from etude.store.log import read_histories
 from etude.store.run_folder import RunFolder
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ class OtelTracker(_ServiceTracker):
 
     def _record_spans(self, journal: Journal, record: RunRecord) -> Iterator[Any]:
         # Several models may train on the same episodes, which are sent once.
-        first = next(iter(histories(journal, "")))
+        first = next(iter(read_histories(journal)))
         part = _EPISODES.get(record.kind, "").format(epoch=record.step)
         if part and (record.kind == "warm_up" or record.target in (None, first)):
             for episode in iter_episodes(journal, part):

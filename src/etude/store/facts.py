@@ -22,7 +22,7 @@ from etude.store.database import DATABASE
 from etude.store.episodes import list_phases, stored_episodes
 from etude.store.figures import Summary, summary_in
 from etude.store.files import SERVER_DATABASE, TO_EXPORT, WEIGHTS_FILE
-from etude.store.log import end_of_run, histories, read_states
+from etude.store.log import end_of_run, read_states
 from etude.store.run_folder import LOCK, RunFolder, lock_holder
 from etude.store.stored_config import (
     REQUEST,
@@ -88,12 +88,6 @@ class RunFacts:
         return self.summary.epochs_trained + self.summary.epochs_skipped
 
 
-def read_histories(path: Path) -> dict[str | None, History]:
-    """Return a run's history by target; the key is None if it trains one model. Raises StoreError."""
-    with RunFolder.read(path) as run:
-        return histories(run.journal, run.name)
-
-
 def read_facts(path: Path, *, required: bool = False) -> RunFacts:
     """Return the facts of the run in a folder. If it cannot be read, they say why.
 
@@ -104,7 +98,7 @@ def read_facts(path: Path, *, required: bool = False) -> RunFacts:
     try:
         request = read_request(path)
         with RunFolder.read(path) as run:
-            states = read_states(run.journal, run.name)
+            states = read_states(run.journal)
             known = {target: each.history for target, each in states.items()}
             storage = run.read_json(STORAGE)
         settings = stored_data(path, required=False)

@@ -25,7 +25,7 @@ from etude.core.sample import Sample
 from etude.store.episodes import phase_epoch
 from etude.store.files import write_atomically
 from etude.store.journal import Journal
-from etude.store.log import histories
+from etude.store.log import read_histories
 
 FOLDER = "learned"
 SUBMITTED = "submitted"
@@ -172,7 +172,7 @@ def trained_samples(run: Path, journal: Journal, episode: str, phase: str) -> li
     epoch = phase_epoch(phase)
     if epoch is None:
         return []
-    entries = (entry for history in histories(journal, run.name).values() for entry in history.epochs)
+    entries = (entry for history in read_histories(journal).values() for entry in history.epochs)
     versions = (entry.version for entry in entries if entry.epoch == epoch + 1)
     number = next((version.number for version in versions if version is not None), None)
     return read_learned(run, episode, version=number, epoch=epoch + 1)

@@ -24,11 +24,11 @@ INTERRUPTED = "interrupted"
 class ModelLog:
     """Adds to the records of one trained model, and keeps the state that they add up to."""
 
-    def __init__(self, journal: Journal, target: str | None = None, run_id: str = "") -> None:
+    def __init__(self, journal: Journal, target: str | None = None) -> None:
         """`target` names the model, if the journal has records of several."""
         self._journal = journal
         self.target = target
-        self.state: ModelState = state(_read(journal, target), run_id)
+        self.state = read_states(journal).get(target) or state([], journal.path.parent.name)
 
     async def add(self, record: Record) -> None:
         """Add a record, wait until it is committed, and change the state."""
@@ -49,32 +49,33 @@ class ModelLog:
         return {"kind": type(record).__name__, "target": self.target, "value": value}
 
 
-def _read(journal: Journal, target: str | None) -> Iterator[Record]:
+async def note_targets(journal: Journal, names: Iterable[str]) -> None:
+    """Record which targets a run trains, so that other programs can read their records."""
+    await journal.put(_TARGETS, list(names))
+
+
+def read_states(journal: Journal) -> dict[str | None, ModelState]:
+    """Return the state of each target, in the order of the config. With one model, the key is None."""
+    records: dict[str | None, list[Record]] = {target: [] for target in journal.get(_TARGETS, ())}
     for row in journal.records():
-        if row["target"] == target:
-            yield KINDS[row["kind"]].model_validate(row["value"])
+        record = KINDS[row["kind"]].model_validate(row["value"])
+        records.setdefault(row["target"], []).append(record)
+    run_id = journal.path.parent.name
+    return {target: state(own, run_id) for target, own in (records or {None: []}).items()}
+
+
+def read_histories(run: Path | Journal) -> dict[str | None, History]:
+    """Return the history of each target of a run, as `read_states` does. Raises StoreError."""
+    if isinstance(run, Path):
+        with RunFolder.read(run) as folder:
+            return read_histories(folder.journal)
+    return {target: each.history for target, each in read_states(run).items()}
 
 
 def end_of_run(states: Mapping[str | None, ModelState]) -> RunEnded | None:
     """Return the end of a run that is over for all of its targets, or None."""
     ends = [each.end for each in states.values() if each.end is not None]
     return ends[-1] if len(ends) == len(states) else None
-
-
-async def note_targets(journal: Journal, names: Iterable[str]) -> None:
-    """Record which targets a run trains, so that other programs can read their records."""
-    await journal.put(_TARGETS, list(names))
-
-
-def read_states(journal: Journal, run_id: str) -> dict[str | None, ModelState]:
-    """Return the state of each target, in the order of the config. With one model, the key is None."""
-    targets: list[str | None] = journal.get(_TARGETS) or [None]
-    return {target: state(_read(journal, target), run_id) for target in targets}
-
-
-def histories(journal: Journal, run_id: str) -> dict[str | None, History]:
-    """Return the history of each target, in the order of the config. With one model, the key is None."""
-    return {target: each.history for target, each in read_states(journal, run_id).items()}
 
 
 class JobFacts(BaseModel, frozen=True):
@@ -102,7 +103,7 @@ def read_jobs(run: Path) -> list[JobFacts]:
     with RunFolder.read(run) as folder:
         jobs = [
             job
-            for target, found in read_states(folder.journal, folder.name).items()
+            for target, found in read_states(folder.journal).items()
             for job in _jobs(found, target, waiting)
         ]
     return sorted(jobs, key=lambda job: job.epoch)

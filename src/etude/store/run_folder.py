@@ -91,7 +91,7 @@ class RunFolder:
             private_folder(path).chmod(FOLDER_MODE)
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror}; the output folder must be writable") from error
-        environment = _json(describe_environment(seed=seed))
+        environment = json.dumps(describe_environment(seed=seed), indent=2, ensure_ascii=False) + "\n"
         return cls._locked(path, {**(files or {}), "environment.json": environment})
 
     @classmethod
@@ -133,10 +133,6 @@ class RunFolder:
         """The folder of the run's weights. It is made when it is first asked for."""
         return private_folder(self.path / "checkpoints")
 
-    def write_json(self, name: str, data: Any) -> None:
-        """Write a JSON file of the run: the old text or the new, never half of it. Raises StoreError."""
-        write_atomically(self.path / name, _json(data))
-
     def read_json(self, name: str) -> Any:
         """Return the content of a JSON file of the run, or None without the file. Raises StoreError."""
         path = self.path / name
@@ -158,10 +154,6 @@ class RunFolder:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-
-def _json(data: Any) -> str:
-    return json.dumps(data, indent=2, ensure_ascii=False) + "\n"
 
 
 def _existing(path: Path | str) -> Path:

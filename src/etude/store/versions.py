@@ -15,8 +15,9 @@ from pathlib import Path
 from etude.core.errors import RequestError
 from etude.core.history import History
 from etude.core.job import ModelVersion
-from etude.store.facts import find_run, is_run, read_facts, read_histories
+from etude.store.facts import find_run, is_run, read_facts
 from etude.store.figures import best_version, last_version
+from etude.store.log import read_histories
 
 BEST, LAST, BASE, WARM_UP = "best", "last", "base", "warm-up"
 

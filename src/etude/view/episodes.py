@@ -20,7 +20,7 @@ from etude.protocols.tree import EpisodeTree, Node, shown_decision
 from etude.show.turns import Turn, list_turns
 from etude.store.episodes import episode_scores, list_phases, phase_epoch, read_episode
 from etude.store.journal import Journal
-from etude.store.log import histories
+from etude.store.log import read_histories
 from etude.store.outline import WORDS, EpisodeOutline, find_episodes, outlines, parse_query
 from etude.store.run_folder import RunFolder
 from etude.view.pages import library_and_run, page, whole_number
@@ -57,7 +57,7 @@ def phases_page(request: Request) -> Response:
         phases = list_phases(run.journal)
         if query:
             return _filtered_page(request, run.journal, path.name, phases, library.reward(path), None)
-        entries = _entries(run.journal, run.name)
+        entries = _entries(run.journal)
     rows = [(phase, entries.get(_plain_phase(phase))) for phase in phases]
     return page(
         request, "phases.html", run=path.name, tab="Episodes", up=True, rows=rows, query="", words=WORDS
@@ -74,7 +74,7 @@ def phase_page(request: Request) -> Response:
             raise RequestError(f"run {run.name} has no episodes of the phase '{phase}'")
         if request.query_params.get("q", "").strip():
             return _filtered_page(request, run.journal, path.name, [phase], library.reward(path), phase)
-        entry = _entries(run.journal, run.name).get(_plain_phase(phase))
+        entry = _entries(run.journal).get(_plain_phase(phase))
         episodes = outlines(run.journal, f"{phase}/", library.reward(path), after=after)
         by_example = groupby(episodes, lambda episode: episode.example)
         groups = [
@@ -135,10 +135,10 @@ def _plain_phase(phase: str) -> str:
     return phase if epoch is None else f"train/{epoch + 1}"
 
 
-def _entries(journal: Journal, run: str) -> dict[str, Entry]:
+def _entries(journal: Journal) -> dict[str, Entry]:
     """Return the epoch or validation that each phase was collected for."""
     entries: dict[str, Entry] = {}
-    for history in histories(journal, run).values():
+    for history in read_histories(journal).values():
         for entry in history.entries:
             kind = "train" if isinstance(entry, EpochEntry) else "validation"
             entries.setdefault(f"{kind}/{entry.epoch}", entry)

@@ -18,7 +18,7 @@ from etude.show.run_text import figure_lines, first_and_last_reward, imported_li
 from etude.store.episodes import list_phases, phase_epoch
 from etude.store.facts import RunFacts
 from etude.store.figures import causes_in, failed_counts
-from etude.store.log import histories
+from etude.store.log import read_histories
 from etude.store.run_folder import RunFolder
 from etude.store.status import run_status
 from etude.store.stored_config import CONFIG
@@ -68,7 +68,7 @@ def overview(library: Library, path: Path) -> dict[str, Any]:
     """Return everything that the overview of a run shows."""
     facts = library.facts(path)
     with RunFolder.read(path) as run:
-        models = histories(run.journal, run.name)
+        models = read_histories(run.journal)
         bill = load_bill(run.journal)
         phases = list_phases(run.journal)
     entries = [entry for history in models.values() for entry in history.entries]
