@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 60_692,
+    "lines of source": 60_684,
     "modules": 302,
-    "lines of tests": 48_092,
+    "lines of tests": 48_083,
     "benchmark files": 14,
     "config keys": 323,
 }

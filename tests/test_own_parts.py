@@ -112,25 +112,11 @@ async def test_the_epochs_of_an_own_trainer_are_journalled_reported_and_summed_u
     assert trained == ["trained 1", "trained 2", "trained 3"]
 
 
-@pytest.mark.parametrize("trainer", ["epochs", "guide"])
-async def test_a_run_that_is_killed_after_its_last_epoch_is_ended_when_it_is_resumed(
-    run, trainer, monkeypatch
-):
-    with monkeypatch.context() as patched, pytest.raises(Interrupted):
-        patched.setattr("etude.loop.record.RunEnded", lambda: interrupt(None))
-        await use(run, "guide", trainer).start(num_epochs=2)
-    assert read_facts(run.path).state == "unfinished"
-    again = use(run.restarted(), "guide", trainer)
-    await again.start(num_epochs=2)
-    assert read_facts(run.path).state == "finished"
-    assert again.engine.requests == [] == again.adapter.submitted
-
-
 @pytest.mark.parametrize(
     ("builder", "trainer", "place"),
     one_quick(
         ("guide", "one loop", "following"),
-        *(("grpo", "guide", place) for place in ("submitting", "following", "collecting")),
+        *(("grpo", "guide", place) for place in ("submitting", "following", "collecting", "ending")),
         ("guide", "guide epochs", "submitting"),
     ),
 )
@@ -146,12 +132,16 @@ async def test_an_own_trainer_that_is_stopped_is_resumed_to_the_same_end(
         run.adapter.before_status = lambda name: interrupt(name) if name == "run-epoch-2" else None
     elif place == "submitting":
         run.adapter.after_submit = lambda name: interrupt(name) if name == "run-epoch-2" else None
-    else:
+    elif place == "collecting":
         run.watcher.episode_finished = stop_after(17)
+    else:
+        run.report = lambda history, folder, final: interrupt(folder) if final else None
     with pytest.raises(Interrupted):
         await run.start(num_epochs=3)
+    assert read_facts(run.path).state == "unfinished"
     again = use(run.restarted(), builder, trainer)
     await again.start(num_epochs=3)
+    assert read_facts(run.path).state == "finished"
     assert training_metrics(run) == training_metrics(whole)
     assert len(run.engine.requests) + len(again.engine.requests) == len(whole.engine.requests)
     jobs = [*run.adapter.submitted, *again.adapter.submitted]

@@ -27,19 +27,6 @@ def ending_as(status, message=None):
     return lambda found: found.model_copy(update={"status": status, "message": message})
 
 
-def rewards(trainer):
-    return [round(entry.metrics["avg_reward"], 3) for entry in trainer.history.epochs]
-
-
-async def test_a_run_collects_trains_and_adopts_epoch_after_epoch(run):
-    trainer = await run.start(num_epochs=3)
-    assert [status.status for status in run.statuses] == [TrainingStatusEnum.COMPLETED] * 3
-    assert run.engine.version == 3
-    assert run.adapter.submitted == ["run-epoch-1", "run-epoch-2", "run-epoch-3"]
-    assert rewards(trainer) == sorted(rewards(trainer))
-    assert run.adapter.closed
-
-
 async def test_log_progress_writes_metrics_and_rewards_to_another_folder(run, tmp_path):
     trainer = await run.start(num_epochs=2)
     trainer.log_progress(1, {}, str(tmp_path / "logs"))
@@ -61,17 +48,6 @@ async def test_validation_comes_before_training_at_every_interval_and_at_the_end
     metrics = trainer.history.validations[0].metrics
     assert (metrics["num_examples"], metrics["dataset_type"]) == (10, "validation")
     assert 0 <= metrics["min_reward"] <= metrics["avg_reward"] <= metrics["max_reward"] <= 1
-
-
-async def test_a_finished_run_started_again_does_nothing(run):
-    run.validation = examples(4, "v")
-    first = await run.start(num_epochs=2)
-    again = run.restarted()
-    second = await again.start(num_epochs=2)
-    assert again.engine.requests == []
-    assert again.adapter.submitted == []
-    assert second.history == first.history
-    assert (again.engine.version, len(again.statuses)) == (2, 2)
 
 
 @pytest.mark.parametrize("status", [TrainingStatusEnum.FAILED, TrainingStatusEnum.CANCELED])
@@ -228,20 +204,6 @@ async def test_the_curriculum_filters_and_its_state_survives_a_restart(run):
     state = json.loads((run.path / "curriculum_state.json").read_text())
     assert (state["current_percentile"], state["last_expansion_epoch"]) == (1.0, 3)
     assert state["config"]["expansion_interval"] == 1
-
-
-async def test_an_own_curriculum_takes_the_place_of_the_shipped_one(run):
-    class FirstGroup(EpochTrainer):
-        def apply_curriculum_learning(self, trajectory_collection, epoch):
-            self._curriculum_state = {"seen": epoch + 1}
-            return trajectory_collection.model_copy(
-                update={"trajectories": trajectory_collection.trajectories[:1]}
-            )
-
-    run.trainer_type = FirstGroup
-    trainer = await run.start(num_epochs=2)
-    assert [entry.metrics["filtered_groups"] for entry in trainer.history.epochs] == [1, 1]
-    assert trainer.get_curriculum_state()["seen"] == 2
 
 
 async def test_included_groups_are_a_set_in_python_and_a_list_in_the_files(run):

@@ -42,8 +42,8 @@ def version_on_disk(run: Path, wish: str, say: Callable[[str], None]) -> Iterato
         progress = _Until(_copy_until(wanted, copy))
         # Without its trackers, backup, metrics server and budget.
         unheard: dict[str, Any] = {"report": [], "storage": None, "metrics": None, "budget": None}
-        config = config_to_resume(copy, ()).model_copy(update=unheard)
         with RunFolder.open(copy) as opened, suppress(_Reached):
+            config = config_to_resume(copy, ()).model_copy(update=unheard)
             asyncio.run(train_in(config, opened, progress=progress))
         made = choose_version(copy, str(wanted).removeprefix(f"{run.name}:"))
         if made.version and wanted.version and made.version.digest != wanted.version.digest:

@@ -25,7 +25,6 @@ from etude.rollout.evaluation import Evaluation
 from etude.rollout.evaluation_run import EvaluationRun
 from etude.store.backup import back_up
 from etude.store.run_folder import RunFolder
-from etude.store.stored_config import keep_config
 
 Report = Callable[[History, Path, bool], None]
 """Writes the metrics files of a history into a folder. The flag is True when the run is over."""
@@ -102,7 +101,6 @@ async def open_runtime(
         examples = (await builder.get_dataset(settings.dataset)).examples()
         held_out = settings.validation_dataset
         validation = (await builder.get_dataset(held_out)).examples() if held_out is not None else []
-        await keep_config(run)
         await _keep_bases(run, config, given)
         await exits.enter_async_context(within_budget(ledger, progress))
         yield Runtime(

@@ -187,13 +187,11 @@ async def resume_async(
         with _progress_display(progress) as display:
             display.message(str(restored))
     path = run.folder if isinstance(run, Run) else find_run(str(run), Path(output_dir))
-    config = config_to_resume(path, changes)
-    config = with_python_objects(
-        config, agent=agent, reward=reward, examples=examples, validation=validation, tools=tools
-    )
-    config = with_trackers(config, report)
-    request = read_request(path)
-    with RunFolder.open(path) as folder:
+    objects = {"agent": agent, "reward": reward, "examples": examples, "validation": validation}
+    with RunFolder.open(path) as folder:  # This verifies the journal, from which the config is read.
+        request = read_request(folder.journal)
+        config = with_python_objects(config_to_resume(path, changes), **objects, tools=tools)
+        config = with_trackers(config, report)
         await note_changes(folder, config)
         if retry:
             await retry_failed(folder)

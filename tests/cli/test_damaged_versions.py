@@ -190,7 +190,7 @@ def kill_at_first_database(project: Path) -> None:
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "sys.addaudithook(hook)\n"
         "from etude.store.run_folder import RunFolder\n"
-        "RunFolder.create('runs', 'r', files={'config.yml': 'seed: 1\\n'})\n"
+        "RunFolder.create('runs', 'r', config='seed: 1\\n')\n"
     )
     killed = subprocess.run([sys.executable, "-c", code], cwd=project, check=False)
     assert killed.returncode == -signal.SIGKILL
@@ -206,16 +206,9 @@ def test_a_run_that_was_killed_before_it_had_a_journal_is_begun_again(project: P
     succeed("train", "config.yml", "--name", "r")
 
 
-def test_a_config_that_is_not_whole_is_refused_and_without_one_the_journals_counts(project: Path) -> None:
+def test_what_happens_to_the_copy_of_the_config_changes_nothing(project: Path) -> None:
     assert etude("train", "config.yml", "--name", "r").exit_code == 0
-    config = project / "runs" / "r" / "config.yml"
-    whole = config.read_text()
-    for kept in (0.0, 0.5, 0.98):
-        config.write_text(whole[: int(kept * len(whole))])
-        refused = etude("resume", "r")
-        assert refused.exit_code != 0
-        assert "config.yml is damaged: config.yml is " in " ".join(refused.output.split())
-        assert etude("runs", "check", "r").exit_code == 1
-    config.unlink()
-    assert etude("resume", "r").exit_code == 0
-    assert etude("runs", "check", "r").exit_code == 0
+    for text in ("", "finetuning: {num_epochs: 9}"):
+        (project / "runs" / "r" / "config.yml").write_text(text)
+        assert etude("resume", "r").exit_code == 0
+        assert etude("runs", "check", "r").exit_code == 0

@@ -96,10 +96,9 @@ def test_after_a_log_was_imported(project):
 
 def test_after_a_look_at_a_damaged_run(project):
     assert etude("train", "config.yml", "--name", "r").exit_code == 0
-    with (project / "runs" / "r" / "config.yml").open("a") as config:
-        config.write("seed: 1\n")
+    (project / "runs/r/storage.json").write_text("[broken")
     assert last_line(etude("runs", "show", "r")) == "etude runs check runs/r"
-    assert "config.yml is" in etude("runs", "check", "runs/r").stderr
+    assert "storage.json: cannot be read" in etude("runs", "check", "runs/r").stderr
 
 
 def test_after_the_skill_was_written(tmp_path, monkeypatch):

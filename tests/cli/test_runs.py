@@ -27,14 +27,6 @@ def test_runs_are_listed_with_what_came_of_them(project):
     assert "good" in shown and "2/2" in shown and "0/2" in shown
 
 
-def test_an_empty_journal_is_found(project):
-    succeed("evaluate", "config.yml", "--name", "e")
-    assert succeed("runs", "check", "e").stdout
-    (project / "runs/e/run.db").write_text("")
-    shown = etude("runs", "check", "e")
-    assert shown.exit_code == 1 and "run.db is empty" in shown.stderr
-
-
 def test_runs_side_by_side(project):
     assert etude("train", "config.yml", "--name", "short").exit_code == 0
     more = ["-o", "finetuning.num_epochs=1", "-o", "finetuning.seed=5"]

@@ -12,7 +12,7 @@ from etude.config.load import find_secrets, load_config, parse_config, resolved_
 from etude.core.errors import ConfigError
 from etude.core.secrets import MASK, masked
 from etude.loop.lifecycle import config_to_resume, storage_options
-from etude.store.stored_config import config_text
+from etude.store.run_folder import RunFolder
 
 HELPER = {
     "_type": "openai",
@@ -139,9 +139,10 @@ def test_options_for_a_storage_that_holds_the_config_come_from_the_command_line(
 
 def test_a_run_may_go_on_with_other_options_and_another_storage(tmp_path):
     yaml = resolved_yaml(parse_config({"storage": "s3://bucket"}))
-    (tmp_path / "config.yml").write_text(config_text(yaml))
+    with RunFolder.create(tmp_path, "r", config=yaml) as run:
+        path = run.path
     change = ["storage.options.client_kwargs.endpoint_url=http://minio:9000", "storage.interval=5"]
-    storage = config_to_resume(tmp_path, change).storage
+    storage = config_to_resume(path, change).storage
     assert storage.options == {"client_kwargs": {"endpoint_url": "http://minio:9000"}}
     assert storage.interval == 5
-    assert config_to_resume(tmp_path, ["storage=null"]).storage is None
+    assert config_to_resume(path, ["storage=null"]).storage is None

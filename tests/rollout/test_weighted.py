@@ -26,7 +26,6 @@ from etude.rollout.scorer import Scorer, evaluate
 from etude.store.episodes import encode_episode
 from etude.store.facts import paired_difference
 from etude.store.run_folder import RunFolder
-from etude.store.stored_config import CONFIG, config_text
 
 ITEM = EvalInputItem(id="q", output_obj="x")
 
@@ -160,10 +159,10 @@ async def test_a_weighted_sum_derives_its_own():
 
 async def test_scores_that_are_read_back_have_their_bounds(tmp_path: Path):
     """A resumed run gives the same interval, and two runs are compared within the bounds of both."""
-    example, files = etude.Example("a", {"q": 1}), {CONFIG: config_text(SETTINGS)}
+    example = etude.Example("a", {"q": 1})
     record, paths = EpisodeRecord("eval/a/0", example, 0, output="-1"), []
     for name in ("one", "two"):
-        with RunFolder.create(tmp_path, name, files=files) as run:
+        with RunFolder.create(tmp_path, name, config=SETTINGS) as run:
             for key in "ab":
                 own = replace(record, id=f"eval/{key}/0", example=etude.Example(key, {"q": 1}))
                 await run.journal.put(own.id, encode_episode(own, {}))

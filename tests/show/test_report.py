@@ -46,7 +46,7 @@ def test_epochs_that_changed_are_written_anew(tmp_path):
     whole, path, written = history([0.1, 0.2]), tmp_path / "training_metrics.jsonl", RunReport()
     written(whole, tmp_path)
     changed = whole.epochs[0].model_copy(update={"metrics": {"avg_reward": 0.4}})
-    written(whole.with_entry(changed), tmp_path)
+    written(whole.model_copy(update={"epochs": (changed, whole.epochs[1])}), tmp_path)
     assert [line["avg_reward"] for line in lines(path)] == [0.4, 0.2]
     written(whole.until(1), tmp_path)
     assert [line["epoch"] for line in lines(path)] == [1]

@@ -11,7 +11,6 @@ from etude.core.episode import EpisodeRecord, Example
 from etude.store.episodes import encode_episode
 from etude.store.facts import differing_settings, means, paired_difference, stored_scores
 from etude.store.run_folder import RunFolder
-from etude.store.stored_config import CONFIG, config_text
 
 SETTINGS = """
 eval: {evaluators: {right: {_type: function, function: "a:b"}}}
@@ -30,8 +29,7 @@ async def run_with(
 
     Without a row, an example has its id for its question.
     """
-    files = {CONFIG: config_text(SETTINGS % (epochs, root / name))}
-    with RunFolder.create(root, name, files=files) as run:
+    with RunFolder.create(root, name, config=SETTINGS % (epochs, root / name)) as run:
         for phase, examples in phases.items():
             for example, scores in examples.items():
                 for generation, score in enumerate(scores):

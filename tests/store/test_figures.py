@@ -92,7 +92,7 @@ def test_a_run_that_an_alarm_ended_did_nothing_after_it():
     stop = event("mismatch", "they differ", action="stop")
     ended = History(run_id="r", epochs=(epoch(0, 0.4), with_alarms(epoch(1, 0.0), stop)))
     assert stopped_by(ended, 3) == "epoch 2: they differ"
-    assert stopped_by(ended.with_entry(epoch(2, 0.5)), 3) is None
+    assert stopped_by(History(run_id="r", epochs=(*ended.epochs, epoch(2, 0.5))), 3) is None
     assert stopped_by(History(run_id="r"), 3) is None
     assert alarm_sentences(history([0.1, 0.5], {0: 0.1, 2: 0.6})) == []
 

@@ -1,4 +1,4 @@
-"""The phases of a run in order; one of thousands of epochs is not gone through anew for each."""
+"""The phases of a run in order, the entries of a long history, and records that are cancelled or fail."""
 
 from __future__ import annotations
 
@@ -9,37 +9,15 @@ import pytest
 
 from etude.core.episode import EpisodeRecord, Example
 from etude.core.errors import RequestError, StoreError
-from etude.core.job import TrainingJobRef
-from etude.core.records import JobPlan, JobPlanned, LineageEntry, RunEnded, Submission
-from etude.loop.training_data import version_age
+from etude.core.records import RunEnded
 from etude.rollout.collections import collection_phase, phase_name
 from etude.store.episodes import choose_phase, encode_episode, list_phases, phase_epoch
 from etude.store.journal import Journal
 from etude.store.log import ModelLog
-from tests.show.histories import history, version
+from tests.show.histories import history
 from tests.support import until
 
 EPOCHS = 300
-
-
-def ref(number: int) -> TrainingJobRef:
-    return TrainingJobRef(run_id=f"run-epoch-{number}", backend="fake")
-
-
-async def test_a_long_run_is_read_in_order(journal):
-    log = ModelLog(journal)
-    assert (log.state.last_number, log.state.newest_number) == (0, 0)
-    for number in range(1, EPOCHS + 1):
-        await log.add(Submission(ref=ref(number), epoch=number - 1))
-        await log.add(LineageEntry(version=version(number), job=ref(number)))
-    await log.add(
-        JobPlanned(name="next", plan=JobPlan(method="grpo", rows=1, data_hash="", number=EPOCHS + 1))
-    )
-    for known in (log.state, ModelLog(journal).state):
-        assert (known.last_number, known.newest_number) == (EPOCHS, EPOCHS + 1)
-        assert known.submission("run-epoch-30").ref == ref(30)
-        assert known.submission("run-epoch-301") is None
-        assert [*known.versions] == [*range(1, EPOCHS + 1)]
 
 
 async def test_a_record_whose_task_is_cancelled_is_in_the_journal_and_in_the_state(journal):
@@ -71,12 +49,6 @@ def test_an_entry_of_a_history_is_found_by_its_epoch():
     assert [len(past.epochs), len(past.validations)] == [100, 2]
     assert whole.until(0).epochs == () and len(whole.until(0).validations) == 1
     assert history([]).epoch(1) is None
-
-
-def test_the_age_of_a_version_counts_those_made_after_it():
-    made = [1, 2, 5, 9]
-    for number in range(11):
-        assert version_age(number, made) == sum(other > number for other in made)
 
 
 LATEST_FIRST = [

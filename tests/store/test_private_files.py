@@ -25,7 +25,7 @@ def mode(path: Path) -> int:
 
 
 async def test_a_run_folder_and_its_journal_with_all_that_sqlite_writes_beside_it(tmp_path: Path):
-    with RunFolder.create(tmp_path / "runs", "r", files={"config.yml": "a: 1\n"}) as run:
+    with RunFolder.create(tmp_path / "runs", "r", config="a: 1\n") as run:
         await run.journal.put("key", "value")
         assert run.checkpoints.is_dir()
         names = {path.name for path in run.path.iterdir()}

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from etude.core.errors import RequestError, StoreError
 from etude.core.history import EpochEntry, ValidationEntry
@@ -19,6 +20,7 @@ from etude.core.job import ModelVersion
 from etude.store.facts import find_run, list_runs, read_facts
 from etude.store.log import ModelLog
 from etude.store.run_folder import RunFolder, describe_environment, git_state, new_run_name
+from etude.store.stored_config import stored_data
 from etude.store.versions import choose_version, run_version, stored_at
 
 HOLD = """
@@ -40,11 +42,11 @@ def hold(run: Path) -> subprocess.Popen[str]:
 
 
 def test_a_new_run_has_its_files(tmp_path: Path) -> None:
-    with RunFolder.create(tmp_path / "runs", "first", files={"config.yml": "seed: 3\n"}, seed=3) as run:
+    with RunFolder.create(tmp_path / "runs", "first", config="seed: 3\n", seed=3) as run:
         assert run.path == tmp_path / "runs" / "first"
         assert run.name == "first"
         assert run.checkpoints.is_dir()
-        assert (run.path / "config.yml").read_text() == "seed: 3\n"
+        assert stored_data(run.path) == {"seed": 3} == yaml.safe_load((run.path / "config.yml").read_text())
         environment = run.read_json("environment.json")
     assert environment["seed"] == 3
     assert environment["python"].startswith("3.")

@@ -18,7 +18,6 @@ from etude.core.sample import Sample, Turn
 from etude.store.episodes import call_key, encode_call, encode_episode
 from etude.store.log import ModelLog
 from etude.store.run_folder import RunFolder
-from etude.store.stored_config import CONFIG, config_text
 
 CONFIG_YAML = """\
 llms: {policy: {_type: local, model: none/such}}
@@ -149,7 +148,7 @@ def store_run(
     """Write a run folder; its path."""
 
     async def write() -> None:
-        with RunFolder.create(root, name, files={CONFIG: config_text(config)}) as run:
+        with RunFolder.create(root, name, config=config) as run:
             for told in episodes:
                 await put_episode(run, told)
             log = ModelLog(run.journal)

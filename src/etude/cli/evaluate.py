@@ -60,7 +60,8 @@ def evaluate(
     from etude.config.load import load_config
     from etude.loop.lifecycle import new_run
     from etude.store.facts import find_run
-    from etude.store.stored_config import CONFIG
+    from etude.store.run_folder import CONFIG
+    from etude.store.stored_config import stored_text
     from etude.verbs import request_for
 
     if rescore is not None:
@@ -68,12 +69,13 @@ def evaluate(
         refuse("--rescore, which runs no agent", model=model, dataset=dataset, name=name, greedy=greedy)
         settings = None if config is None else load_config(config, override or ())
         run = find_run(rescore, output_dir or (settings.finetuning.output_dir if settings else RUNS))
-        if settings is None and not (run / CONFIG).is_file():  # For example an imported log.
+        if settings is None and (text := stored_text(run)) is None:  # For example an imported log.
             raise RequestError(
                 f"run {run.name} has no config of its own; name one whose evaluators are to score it: etude "
                 f"evaluate config.yml --rescore {run.name}"
             )
-        _rescore(run, settings or load_config(run / CONFIG, override or ()), phase, as_json=as_json)
+        settings = settings or load_config(run / CONFIG, override or (), text=text)
+        _rescore(run, settings, phase, as_json=as_json)
         return
     if config is None:
         raise RequestError("name the config file: etude evaluate config.yml")

@@ -111,9 +111,8 @@ def resume(
         path = _restore_run(run, output_dir, changes, as_json)
     else:
         path = find_run(run, output_dir) if run is not None else latest_unfinished(output_dir)
-    request = read_request(path)
-    settings = config_to_resume(path, changes)
-    with RunFolder.open(path) as folder:
+    with RunFolder.open(path) as folder:  # This verifies the journal, from which the config is read.
+        request, settings = read_request(folder.journal), config_to_resume(path, changes)
         changed = run_async(note_changes(folder, settings))
         if not as_json:
             if run is None:

@@ -24,6 +24,7 @@ from etude.config.document import (
     copy_containers,
     dump,
     join_path,
+    parse_document,
     read_document,
     replace_at,
     strings,
@@ -101,14 +102,15 @@ def portable_references(text: str, environ: Mapping[str, str], otherwise: str | 
     return _REFERENCE.sub(rewritten, text)
 
 
-def load_config(path: Path | str, overrides: Iterable[Override] = ()) -> Config:
-    """Read a YAML config, apply overrides, and validate all of it.
+def load_config(path: Path | str, overrides: Iterable[Override] = (), *, text: str | None = None) -> Config:
+    """Read a YAML config, or its `text`, apply overrides, and validate all of it.
 
     Imports the functions that it names. For that, the file's folder and the current one are put first on
     `sys.path`. Files that it names are looked for in the file's folder, then in the current one. Raises
     ConfigError with a line for each problem.
     """
-    return _validate(read_document(Path(path)), overrides)
+    path = Path(path)
+    return _validate(read_document(path) if text is None else parse_document(text, path), overrides)
 
 
 def parse_config(data: Mapping[str, Any], overrides: Iterable[Override] = ()) -> Config:

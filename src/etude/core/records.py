@@ -141,7 +141,7 @@ class RunEnded(BaseModel, frozen=True):
     """The run is over: a training, an evaluation or an import."""
 
     result: dict[str, Any] | None = None
-    """What an evaluation or an import found. The figures of a training are in its other records."""
+    """The result of an evaluation or an import. Other records have the figures of a training."""
     timestamp: str = Field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     """ISO 8601, UTC."""
 

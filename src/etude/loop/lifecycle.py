@@ -31,19 +31,10 @@ from etude.rollout.evaluation_run import forget_failures
 from etude.store.backup_address import split_run_address
 from etude.store.database import DATABASE, journal_damage, open_database
 from etude.store.figures import last_version
-from etude.store.files import damage_in, write_atomically
+from etude.store.files import damage_in
 from etude.store.log import ModelLog, end_of_run, read_histories, read_states
-from etude.store.run_folder import LOCK, RunFolder, RunLock, new_run_name
-from etude.store.stored_config import (
-    CONFIG,
-    REQUEST,
-    EvaluationRequest,
-    bring_back_config,
-    config_damage,
-    config_text,
-    stored_data,
-    trained_parts,
-)
+from etude.store.run_folder import CONFIG, LOCK, RunFolder, RunLock, new_run_name
+from etude.store.stored_config import EvaluationRequest, stored_data, stored_text, trained_parts
 from etude.store.versions import stored_at
 
 _EPOCH = re.compile(r"(train|validation)/(\d+)(?!\w)")
@@ -61,10 +52,9 @@ def new_run(
     root = config.finetuning.output_dir.absolute()
     if name is None and request is not None:
         name = new_run_name(root, "evaluation-")
-    files = {CONFIG: config_text(resolved_yaml(config))}
-    if request is not None:
-        files[REQUEST] = request.model_dump_json(indent=2) + "\n"
-    with RunFolder.create(root, name, files=files, seed=config.finetuning.seed) as run:
+    stored = None if request is None else request.model_dump(mode="json")
+    text, seed = resolved_yaml(config), config.finetuning.seed
+    with RunFolder.create(root, name, config=text, request=stored, seed=seed) as run:
         try:
             yield run
         except RequestError:
@@ -79,12 +69,11 @@ _NUM_EPOCHS, _ALARMS = "finetuning.num_epochs", "finetuning.alarms"
 def config_to_resume(run: Path, overrides: Sequence[str]) -> Config:
     """Return the config of a stored run, with the overrides applied.
 
-    Raises StoreError when the file is damaged, ConfigError when it does not load, RequestError when an
-    override would make this another run.
+    Raises StoreError when the journal is damaged, ConfigError when the config does not load, RequestError
+    when an override would make this another run.
     """
-    bring_back_config(run)
     kept = stored_data(run)
-    config = load_config(run / CONFIG, overrides)
+    config = load_config(run / CONFIG, overrides, text=stored_text(run))
     for override in overrides:
         path = _override_path(override)
         # A key inside a changeable one, such as an option of a storage's driver, is changeable too.
@@ -161,7 +150,7 @@ async def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, A
             # Recorded first: if the process is killed before it stores the settings, the run ends again.
             await ModelLog(run.journal, target).add(Reopened(settings=tuple(reopening)))
     if changed:
-        write_atomically(run.path / CONFIG, config_text(resolved_yaml(config)), exact=True)
+        await run.change_config(resolved_yaml(config))
     return changed
 
 
@@ -290,14 +279,11 @@ def check_journal(run: Path) -> list[str]:
 
 
 def check_files(run: Path) -> list[str]:
-    """Return how the config and the versions of a run are damaged, in clauses that name the files.
+    """Return how the versions of a run are damaged, in clauses that name the files.
 
     Raises StoreError when the run is in use, or its journal cannot be read.
     """
     with _hold_lock(run):
-        if (damage := config_damage(run)) is not None:
-            # Without a config, the expected versions are not known.
-            return [damage]
         made = sorted(path for path in (run / "bases").glob("*") if path.is_dir())
         stored = sorted((run / "checkpoints").rglob("v*"))
         made += [path for path in stored if path.is_dir() and _VERSION.fullmatch(path.name)]

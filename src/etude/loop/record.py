@@ -127,7 +127,7 @@ class TrainingRecord:
         new = [event for event in alarms if event.is_new and event.key not in has_rung]
         entry = entry.model_copy(update={"alarms": alarms})
         if any(event.action == "rollback" for event in new):
-            others = [each for each in known if each.epoch != entry.epoch]
+            others: list[Entry] = [each for each in known if each.epoch != entry.epoch]
             past = self.history.model_copy(update={f"{entry.kind}s": (*others, entry)})
             entry = entry.model_copy(update={"back_to": version_to_go_back_to(past)})
         await self.log.add(entry)

@@ -18,6 +18,7 @@ import threading
 import time
 import zlib
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -120,6 +121,18 @@ def _connect(path: Path, query: str, *, read_only: bool) -> sqlite3.Connection:
 def checksum(key: bytes, text: bytes, created: float) -> int:
     """Return the CRC-32 of a row."""
     return zlib.crc32(struct.pack("<d", created), zlib.crc32(text, zlib.crc32(key)))
+
+
+def insert(connection: sqlite3.Connection, texts: Mapping[str, str]) -> None:
+    """Store texts under their keys, in one transaction."""
+    now = time.time()
+    rows = [(key, text, now, checksum(key.encode(), text.encode(), now)) for key, text in texts.items()]
+    # One statement for all rows, and not executemany: SQLite's driver releases the interpreter lock at
+    # each step. With a busy main thread, it then waits milliseconds to get the lock back.
+    if rows:
+        values = ",".join(["(?,?,?,?)"] * len(rows))
+        statement = f"INSERT OR REPLACE INTO steps (key, value, created, checksum) VALUES {values}"
+        connection.execute(statement, [*chain.from_iterable(rows)])
 
 
 TO_MEND = (
@@ -291,15 +304,8 @@ class Writer:
         return None
 
     def _write(self, batch: list[Operation]) -> None:
-        now, last = time.time(), batch[-1]
-        latest = {each.key: each.text for each in batch if isinstance(each, Put)}
-        rows = [(key, text, now, checksum(key.encode(), text.encode(), now)) for key, text in latest.items()]
-        # One statement for all rows, and not executemany: SQLite's driver releases the interpreter lock at
-        # each step. With a busy main thread, it then waits milliseconds to get the lock back.
-        if rows:
-            values = ",".join(["(?,?,?,?)"] * len(rows))
-            statement = f"INSERT OR REPLACE INTO steps (key, value, created, checksum) VALUES {values}"
-            self._connection.execute(statement, [*chain.from_iterable(rows)])
+        last = batch[-1]
+        insert(self._connection, {each.key: each.text for each in batch if isinstance(each, Put)})
         if isinstance(last, Delete):
             self._connection.execute("DELETE FROM steps WHERE key >= ? AND key < ?", (last.first, last.end))
 

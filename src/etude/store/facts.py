@@ -25,7 +25,6 @@ from etude.store.files import SERVER_DATABASE, TO_EXPORT, WEIGHTS_FILE
 from etude.store.log import end_of_run, read_states
 from etude.store.run_folder import LOCK, RunFolder, lock_holder
 from etude.store.stored_config import (
-    REQUEST,
     evaluated_model,
     list_evaluators,
     read_request,
@@ -96,8 +95,8 @@ def read_facts(path: Path, *, required: bool = False) -> RunFacts:
     path = path.absolute()
     changed, known = _last_changed(path), dict[str | None, History]()
     try:
-        request = read_request(path)
         with RunFolder.read(path) as run:
+            request = read_request(run.journal)
             states = read_states(run.journal)
             known = {target: each.history for target, each in states.items()}
             storage = run.read_json(STORAGE)
@@ -160,11 +159,9 @@ def find_run(text: str, root: Path) -> Path:
         if any((path / name).is_file() for name in (WEIGHTS_FILE, SERVER_DATABASE)):
             raise RequestError(f"{path} is not a run: {TO_EXPORT}")
         if (path / LOCK).is_file() or not any(path.iterdir()):
-            what = "evaluation" if (path / REQUEST).exists() else "run"
-            command = "evaluate" if what == "evaluation" else f"train CONFIG --name {shlex.quote(path.name)}"
             raise RequestError(
-                f"{what} {path.name} was stopped before it stored anything, so there is nothing to continue. "
-                f"Start it again: etude {command}"
+                f"run {path.name} was stopped before it stored anything, so there is nothing to continue. "
+                f"Start it again: etude train CONFIG --name {shlex.quote(path.name)}"
             )
     names = [run.name for run in list_runs(root)]
     close = nearest(Path(text).name, names)

@@ -26,8 +26,12 @@ from etude.store.journal import Journal
 
 TIME_STEP = "spent/time"
 """The journal step with how long the run has worked."""
+CONFIG = "config.yml"
+"""A copy of the run's config, for people."""
 CONFIG_STEP = "config"
-"""The journal step with a copy of `config.yml`, from which the file can be restored."""
+"""The journal step with the run's config as YAML."""
+REQUEST_STEP = "request"
+"""The journal step of an evaluation with its request."""
 BASE_STEPS = "base/"
 """The prefix of the journal steps that record which files each model was loaded from."""
 KEY_STEP = "run/key"
@@ -62,14 +66,15 @@ class RunFolder:
         root: Path | str,
         name: str | None = None,
         *,
-        files: Mapping[str, str] | None = None,
+        config: str | None = None,
+        request: Mapping[str, Any] | None = None,
         seed: int | None = None,
     ) -> RunFolder:
         """Make a new run folder in `root` and lock it.
 
-        `files` has the texts of its first files by name. `environment.json` notes the `seed`. All are written
-        before the journal is made. Raises RequestError when the run exists or the name cannot name a folder,
-        StoreError when the folder cannot be written.
+        The journal gets the `config` as YAML, and the `request` of an evaluation. `environment.json` notes
+        the `seed`. Raises RequestError when the run exists or the name cannot name a folder, StoreError when
+        the folder cannot be written.
         """
         root = Path(root)
         name = new_run_name(root) if name is None else name
@@ -92,7 +97,12 @@ class RunFolder:
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror}; the output folder must be writable") from error
         environment = json.dumps(describe_environment(seed=seed), indent=2, ensure_ascii=False) + "\n"
-        return cls._locked(path, {**(files or {}), "environment.json": environment})
+        files, first = {"environment.json": environment}, dict[str, Any]()
+        if config is not None:
+            files[CONFIG], first[CONFIG_STEP] = config_copy(config), config
+        if request is not None:
+            first[REQUEST_STEP] = request
+        return cls._locked(path, files, first)
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
@@ -106,13 +116,15 @@ class RunFolder:
         return cls(path, Journal(path / DATABASE, read_only=True), None)
 
     @classmethod
-    def _locked(cls, path: Path, files: Mapping[str, str] | None = None) -> RunFolder:
+    def _locked(
+        cls, path: Path, files: Mapping[str, str] | None = None, first: Mapping[str, Any] | None = None
+    ) -> RunFolder:
         lock = RunLock(path / LOCK)
         try:
             delete_left_over(path)
             for name, text in (files or {}).items():
                 write_atomically(path / name, text, exact=True)  # The given text has no secrets.
-            return cls(path, Journal(path / DATABASE), lock)
+            return cls(path, Journal(path / DATABASE, first=first), lock)
         except StoreError:
             lock.release()
             raise
@@ -122,10 +134,15 @@ class RunFolder:
         """The name of the run, which is its folder's name."""
         return self.path.name
 
+    async def change_config(self, text: str) -> None:
+        """Store another config for the run, and its copy."""
+        await self.journal.put(CONFIG_STEP, text)
+        write_atomically(self.path / CONFIG, config_copy(text), exact=True)
+
     @property
     def is_blank(self) -> bool:
         """Whether the journal has only what is stored before any work, and the time spent."""
-        known = (CONFIG_STEP, TIME_STEP, KEY_STEP, BASE_STEPS)
+        known = (CONFIG_STEP, REQUEST_STEP, TIME_STEP, KEY_STEP, BASE_STEPS)
         return all(key.startswith(known) for key, _ in self.journal.scan())
 
     @property
@@ -154,6 +171,11 @@ class RunFolder:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def config_copy(text: str) -> str:
+    """Return the content of a run's `config.yml`."""
+    return f"# A copy. Change settings with: etude resume RUN -o KEY=VALUE\n{text}"
 
 
 def _existing(path: Path | str) -> Path:

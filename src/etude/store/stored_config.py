@@ -1,89 +1,42 @@
-"""The request behind a stored run: its config, readable without its agent, and its evaluation request.
-
-An evaluation's request is kept in the folder next to the config, so that the evaluation can be resumed.
-"""
+"""The request behind a stored run: its config, readable without its agent, and its evaluation request."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field
 
-from etude.config.document import parse_document, read_document, strings
+from etude.config.document import parse_document, strings
 from etude.config.load import parse_config
 from etude.config.registry import LIVE
 from etude.config.schema import Config
-from etude.core.errors import RequestError, StoreError
+from etude.core.errors import RequestError
 from etude.core.secrets import MASK
 from etude.store.database import DATABASE
-from etude.store.files import write_atomically
-from etude.store.run_folder import CONFIG_STEP, RunFolder
-
-CONFIG = "config.yml"
-REQUEST = "request.json"
-
-_SUM = "# SHA-256 of the lines above: "
+from etude.store.journal import Journal
+from etude.store.run_folder import CONFIG, CONFIG_STEP, REQUEST_STEP, RunFolder
 
 
-def config_text(yaml: str) -> str:
-    """Return the content of a run's `config.yml`: YAML, and its digest to detect a truncated file."""
-    return f"{yaml}{_SUM}{hashlib.sha256(yaml.encode()).hexdigest()}\n"
-
-
-def config_damage(run: Path) -> str | None:
-    """Return how the run's `config.yml` is damaged, as a clause. None if it is whole or missing."""
-    try:
-        text = (run / CONFIG).read_text(encoding="utf-8")
-    except FileNotFoundError:
+def stored_text(run: Path) -> str | None:
+    """Return the config of a run as YAML; None if it was made without one. Raises StoreError."""
+    if not (run / DATABASE).is_file():
         return None
-    except (OSError, ValueError) as error:
-        return f"{CONFIG} cannot be read ({error})"
-    if not text:
-        return f"{CONFIG} is empty"
-    yaml, line, _ = text.rpartition(_SUM)
-    if not line:
-        return f"{CONFIG} is cut off: its last line, which has the digest of the others, is missing"
-    return None if config_text(yaml) == text else f"{CONFIG} is not what was written"
-
-
-async def keep_config(run: RunFolder) -> None:
-    """Copy the run's `config.yml` to its journal, if there is one."""
-    if (run.path / CONFIG).is_file():
-        text = (run.path / CONFIG).read_text(encoding="utf-8")
-        if run.journal.get(CONFIG_STEP) != text:
-            await run.journal.put(CONFIG_STEP, text)
-
-
-def bring_back_config(run: Path) -> None:
-    """Restore a missing `config.yml` from the run's journal. Raises StoreError."""
-    if not (run / CONFIG).exists() and (run / DATABASE).is_file():
-        with RunFolder.read(run) as folder:
-            text = folder.journal.get(CONFIG_STEP)
-        if text is not None:
-            write_atomically(run / CONFIG, text, exact=True)
+    with RunFolder.read(run) as folder:
+        text: str | None = folder.journal.get(CONFIG_STEP)
+    return text
 
 
 def stored_data(run: Path, *, required: bool = True) -> dict[str, Any]:
-    """Return the run's config, or its copy in the journal. Without both it is empty, unless `required`."""
-    if (damage := config_damage(run)) is not None:
-        raise StoreError(
-            f"{run / CONFIG} is damaged: {damage}. Delete it: the journal has a copy. Settings are changed "
-            "with `etude resume -o`"
-        )
-    if (run / CONFIG).is_file():
-        return read_document(run / CONFIG).data
-    if (run / DATABASE).is_file():
-        with RunFolder.read(run) as folder:
-            if (text := folder.journal.get(CONFIG_STEP)) is not None:
-                return parse_document(text, run / CONFIG).data
+    """Return the config of a run. Without one it is empty, unless `required`. Raises StoreError."""
+    if (text := stored_text(run)) is not None:
+        return parse_document(text, run / CONFIG).data
     if not required:
         return {}
     raise RequestError(
-        f"{run} has no {CONFIG}, and its journal has no copy: it was not made by `etude train` or `etude "
-        "evaluate`"
+        f"{run} has no config: it was stopped as it began, or not made by `etude train` or `etude evaluate`; "
+        "start another run"
     )
 
 
@@ -179,15 +132,13 @@ class EvaluationRequest(BaseModel, frozen=True, extra="forbid"):
     """Whether the most likely token is always taken."""
 
 
-def read_request(folder: Path) -> EvaluationRequest | None:
-    """Return the evaluation that a run folder is for, or None for a training run. Raises StoreError."""
-    path = folder / REQUEST
-    try:
-        return EvaluationRequest.model_validate_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValidationError) as error:
-        raise StoreError(f"{path} cannot be read: {error}; start the evaluation anew") from error
+def read_request(run: Path | Journal) -> EvaluationRequest | None:
+    """Return the evaluation that a run is for, or None for another kind of run. Raises StoreError."""
+    if isinstance(run, Path):
+        with RunFolder.read(run) as folder:
+            return read_request(folder.journal)
+    stored = run.get(REQUEST_STEP)
+    return None if stored is None else EvaluationRequest.model_validate(stored)
 
 
 def evaluated_model(request: EvaluationRequest, base: str | None) -> str | None:

@@ -25,8 +25,8 @@ from etude.core.stats import shown_seconds
 from etude.store.database import DATABASE
 from etude.store.facts import RunFacts, is_run, list_runs, read_facts
 from etude.store.outline import first_question, in_one_line
-from etude.store.run_folder import LOCK, lock_holder
-from etude.store.stored_config import CONFIG, reward_names, stored_data
+from etude.store.run_folder import CONFIG, LOCK, lock_holder
+from etude.store.stored_config import reward_names, stored_data
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"

@@ -19,9 +19,8 @@ from etude.store.episodes import list_phases, phase_epoch
 from etude.store.facts import RunFacts
 from etude.store.figures import causes_in, failed_counts
 from etude.store.log import read_histories
-from etude.store.run_folder import RunFolder
+from etude.store.run_folder import CONFIG_STEP, RunFolder
 from etude.store.status import run_status
-from etude.store.stored_config import CONFIG
 from etude.view.pages import Library, library_and_run, page
 
 
@@ -55,10 +54,8 @@ def now_page(request: Request) -> Response:
 def config_page(request: Request) -> Response:
     """Show the run's resolved config and its environment."""
     _, path = library_and_run(request)
-    config = path / CONFIG
     with RunFolder.read(path) as run:
-        environment = run.read_json("environment.json")
-    text = config.read_text(encoding="utf-8", errors="replace") if config.is_file() else ""
+        environment, text = run.read_json("environment.json"), run.journal.get(CONFIG_STEP) or ""
     return page(
         request, "config.html", run=path.name, tab="Config", up=True, config=text, environment=environment
     )

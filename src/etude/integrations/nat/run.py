@@ -23,7 +23,7 @@ from etude.integrations.nat.components import (
 from etude.loop.lifecycle import new_run, note_changes, without_changeable
 from etude.store.facts import list_runs, read_facts
 from etude.store.run_folder import RunFolder
-from etude.store.stored_config import CONFIG, stored_data
+from etude.store.stored_config import stored_data
 
 logger = logging.getLogger("etude.integrations.nat")
 
@@ -168,7 +168,7 @@ def unfinished_run(config: Config) -> Path | None:
     """Return the latest run of this config that is neither finished nor in use."""
     wanted = without_changeable(parse_value(resolved_yaml(config)), config)
     for run in list_runs(config.finetuning.output_dir):
-        is_its = (run / CONFIG).is_file() and without_changeable(stored_data(run), config) == wanted
+        is_its = without_changeable(stored_data(run, required=False), config) == wanted
         if is_its and read_facts(run).state == "unfinished":
             return run
     return None
