@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable
+from io import StringIO
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from etude.core.stats import Distribution, estimate, estimate_difference, shared_bounds, shown_mean, t95
 from etude.loop.metrics import reward_metrics
-from etude.show.progress import shown_validation
+from etude.show.progress import LineProgress
 from etude.show.run_text import figure_lines
 from etude.store.figures import summarize
 from tests.show.histories import History, epoch, validation
@@ -188,4 +189,5 @@ def test_summary_and_lines_say_that_no_answer_has_the_full_reward():
     assert summary.before.distribution == entries[0].distribution
     lines = dict(figure_lines(summary))
     assert lines["distribution before"] == "best 0.2 (41 of 64, none has 1): 20 × 0, 3 × 0.1, 41 × 0.2"
-    assert shown_validation(0, entries[1].metrics).endswith(", best 0.2 (41 of 64, none has 1)")
+    LineProgress(stream := StringIO()).validated(0, entries[1].metrics)
+    assert stream.getvalue().endswith(", best 0.2 (41 of 64, none has 1)\n")

@@ -176,7 +176,7 @@ async def test_steps_of_an_episode_are_there_after_a_crash(tmp_path):
     with Journal(tmp_path / "run.db") as journal:
         await Steps(journal).keep("train/1/a/0", steps)
     with Journal(tmp_path / "run.db") as journal:
-        [found] = Steps(journal).of("train/1/a/0")
-        assert Steps(journal).of("train/1/a/1") == []
+        [found] = Steps(journal).read("train/1/a/0")
+        assert Steps(journal).read("train/1/a/1") == []
     assert found["payload"]["event_type"] == "LLM_END"
     assert found["payload"]["data"]["payload"].startswith("<object")
