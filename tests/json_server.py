@@ -13,6 +13,15 @@ Answer: TypeAlias = Callable[[str, Message, bytes], tuple[Any, ...]]
 """Status and JSON, and on demand headers, for a path, headers and a body, which is empty for GET."""
 
 
+def chat_completion(model: str, text: str, prompt: int = 1, tokens: int = 1, **choice: Any) -> dict[str, Any]:
+    """An answer of OpenAI's API, with numbers of tokens, and fields of its choice changed."""
+    message = {"role": "assistant", "content": text, "refusal": None}
+    usage = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+    chosen = {"index": 0, "message": message, "logprobs": None, "finish_reason": "stop", **choice}
+    answer = {"id": "chatcmpl-1", "object": "chat.completion", "created": 1, "model": model}
+    return {**answer, "choices": [chosen], "usage": usage}
+
+
 class JsonServer(ThreadingHTTPServer):
     """Serves within `with`, each request in a thread of its own; `url` is its address."""
 

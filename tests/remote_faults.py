@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, Self, TypeAlias
 
+from tests.json_server import chat_completion
+
 Commit: TypeAlias = Callable[[asyncio.StreamWriter], Awaitable[None]]
 Kind: TypeAlias = Literal["temporary", "slow", "refused", "impossible"]
 
@@ -43,22 +45,8 @@ class Fault:
 def completion(**choice: Any) -> dict[str, Any]:
     """A good answer, with fields of its choice changed."""
     tokens = [{"token": "ab", "logprob": value, "top_logprobs": []} for value in LOGPROBS]
-    return {
-        "object": "chat.completion",
-        "model": "tiny",
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": "abab"},
-                "logprobs": {"content": tokens},
-                "finish_reason": "stop",
-                "token_ids": [7, 8],
-                **choice,
-            }
-        ],
-        "usage": {"prompt_tokens": 3, "completion_tokens": 2},
-        "prompt_token_ids": [1, 2, 3],
-    }
+    fields = {"logprobs": {"content": tokens}, "token_ids": [7, 8], **choice}
+    return {**chat_completion("tiny", "abab", 3, 2, **fields), "prompt_token_ids": [1, 2, 3]}
 
 
 def reply(status: int, body: bytes, headers: Mapping[str, str] | None = None) -> bytes:

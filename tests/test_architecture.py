@@ -60,7 +60,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 60_684,
     "modules": 302,
-    "lines of tests": 48_083,
+    "lines of tests": 48_049,
     "benchmark files": 14,
     "config keys": 323,
 }

@@ -24,6 +24,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessageParam, ChatCo
 from openai.types.chat.chat_completion import Choice
 from pydantic import BaseModel, TypeAdapter
 
+from tests.json_server import chat_completion
+
 KEY = "secret-key"
 
 
@@ -218,21 +220,8 @@ def _completion(name: str, text: str, token_names: str) -> Any:
         }
         for token in tokens
     ]
-    answer = {
-        "id": "chatcmpl-0",
-        "object": "chat.completion",
-        "created": 0,
-        "model": name,
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": text},
-                "finish_reason": "stop",
-                "logprobs": None if token_names == "none" else {"content": content, "refusal": None},
-            }
-        ],
-        "usage": {"prompt_tokens": 3, "completion_tokens": len(tokens), "total_tokens": 3 + len(tokens)},
-    }
+    logprobs = None if token_names == "none" else {"content": content, "refusal": None}
+    answer = chat_completion(name, text, 3, len(tokens), logprobs=logprobs)
     ChatCompletion.model_validate(answer)
     return answer
 

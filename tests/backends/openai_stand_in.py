@@ -24,6 +24,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from tests.backends.art_stand_in import serving
+from tests.json_server import chat_completion
 
 KEY = "sk-test"
 BASE = "gpt-4o-mini-2024-07-18"
@@ -292,23 +293,11 @@ class StandIn:
             )
         self.sampled.append(body["model"])
         text = self.say(body["model"], len(self.sampled))
-        choice: dict[str, Any] = {
-            "index": 0,
-            "message": {"role": "assistant", "content": text, "refusal": None},
-            "finish_reason": "stop",
-            "logprobs": None,
-        }
+        logprobs = None
         if body.get("logprobs"):
             token = {"token": text, "logprob": -0.5, "bytes": list(text.encode()), "top_logprobs": []}
-            choice["logprobs"] = {"content": [token], "refusal": None}
-        reply = {
-            "id": f"chatcmpl-{len(self.sampled)}",
-            "object": "chat.completion",
-            "created": len(self.sampled),
-            "model": body["model"],
-            "choices": [choice],
-            "usage": {"prompt_tokens": 5, "completion_tokens": 1, "total_tokens": 6},
-        }
+            logprobs = {"content": [token], "refusal": None}
+        reply = chat_completion(body["model"], text, 5, logprobs=logprobs)
         ChatCompletion.model_validate(reply)
         return httpx.Response(200, json=reply)
 

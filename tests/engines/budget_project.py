@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from tests.cli.projects import AGENT, rows
-from tests.json_server import JsonServer
+from tests.json_server import JsonServer, chat_completion
 
 PROMPT, CACHED, COMPLETION = 2.0, 0.5, 8.0
 """USD for a million tokens of the policy; the judge costs ten times as much."""
@@ -97,10 +97,6 @@ class ChargingEndpoint(JsonServer):
         with self._lock:
             self._at_once -= 1
         content = "yes" if "judge" not in body["model"] else '{"reasoning": "so", "score": 5}'
-        usage = {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "prompt_tokens_details": {"cached_tokens": prompt // 2},
-        }
-        choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
-        return {"model": body["model"], "choices": [] if is_spoilt else [choice], "usage": usage}
+        answer = chat_completion(body["model"], content, prompt, completion)
+        answer["usage"]["prompt_tokens_details"] = {"cached_tokens": prompt // 2}
+        return answer | {"choices": []} if is_spoilt else answer

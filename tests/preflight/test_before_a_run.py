@@ -8,7 +8,7 @@ from etude.config.load import parse_config
 from etude.preflight.doctor import examine_services
 from etude.preflight.estimate import episode_counts
 from etude.preflight.finding import Findings
-from tests.json_server import JsonServer
+from tests.json_server import JsonServer, chat_completion
 
 
 def config(*, enabled=True, replace_flat_groups=0, **finetuning):
@@ -46,9 +46,7 @@ async def examined(url: str, **more) -> list[tuple[str, str, str]]:
 
 
 async def test_a_model_answers_one_call(tmp_path):
-    message = {"role": "assistant", "content": "yes"}
-    choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
-    with JsonServer(lambda path, headers, body: (200, {"model": "tiny", "choices": choices})) as server:
+    with JsonServer(lambda path, headers, body: (200, chat_completion("tiny", "yes"))) as server:
         (answered, stored) = await examined(server.url, storage=f"file://{tmp_path}")
     assert answered[:2] == ("model policy", "ok") and "answered a call in" in answered[2]
     assert stored[:2] == ("storage", "ok")

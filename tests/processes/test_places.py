@@ -14,7 +14,7 @@ import pytest
 from etude.core.interfaces import innermost
 from etude.core.job import ModelVersion
 from etude.processes.head import RunnerSlots
-from tests.json_server import JsonServer
+from tests.json_server import JsonServer, chat_completion
 from tests.processes.playing import config_with, examples, opened, stored
 
 
@@ -126,10 +126,7 @@ class Endpoint(JsonServer):
     def _complete(self, path: str, headers: Message, body: bytes) -> tuple[int, Any]:
         model = json.loads(body)["model"]
         self.asked.append((model, headers["authorization"]))
-        message = {"role": "assistant", "content": model}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        return 200, {"choices": [choice], "usage": usage, "model": model}
+        return 200, chat_completion(model, model)
 
 
 @pytest.fixture
