@@ -9,8 +9,9 @@ from etude.backends.lm_client import LanguageModelClient
 from etude.backends.lm_server import LmServerAdapter
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_jobs import OpenAiJobs
+from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import CapabilityError, TrainingError
-from etude.groups.shared import SharedModelGroup
+from etude.groups.shared import JobResult, SharedModelGroup
 from etude.groups.state import SharedModelGroupState
 
 if TYPE_CHECKING:
@@ -74,6 +75,22 @@ class OpenAiSharedModelGroup(SharedModelGroup):
             await self._take_up()
         else:
             await super().wait_for_ready(timeout)
+
+    async def _submit(self, data: TrajectoryCollection) -> JobResult:
+        match self.training_client_type:
+            case "openai":
+                return await self._make_fine_tune_api_call_openai(data)
+            case "lm_server":
+                return await self._make_fine_tune_api_call_lm_server(data)
+        return await super()._submit(data)
+
+    async def _make_fine_tune_api_call_openai(self, fine_tune_dataset: TrajectoryCollection) -> JobResult:
+        """Make the job at OpenAI. Raises CapabilityError for a method that the API does not support."""
+        return await self.jobs.submit(fine_tune_dataset)
+
+    async def _make_fine_tune_api_call_lm_server(self, fine_tune_dataset: TrajectoryCollection) -> JobResult:
+        """Make the job at the language-model server."""
+        return await self.jobs.submit(fine_tune_dataset)
 
     async def _get_openai_fine_tune_job(self) -> FineTuningJob:
         """Return the job as the OpenAI API reports it. Raises TrainingJobNotFoundClientError."""

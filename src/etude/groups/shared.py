@@ -351,11 +351,15 @@ class SharedModelGroup:
                 begun = 0 if start is None else start.number
                 job_name = f"{self.group_name}-from-v{begun}-{content[:12]}"
             data = data.model_copy(update={"run_id": await self._attempt(job_name)})
-            result = await self.jobs.submit(data)
+            result = await self._submit(data)
         self._last = result
         if isinstance(result, TrainingJobRef):
             await self._keep(self._state.model_copy(update={"fine_tune_job": result}))
         return result
+
+    async def _submit(self, data: TrajectoryCollection) -> JobResult:
+        """Submit the job to the backend."""
+        return await self.jobs.submit(data)
 
     async def _attempt(self, job_name: str) -> str:
         """Return the name of a job's next attempt. It changes only after the last attempt failed."""
