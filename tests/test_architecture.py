@@ -58,7 +58,7 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 60_705,
+    "lines of source": 60_703,
     "modules": 302,
     "lines of tests": 48_049,
     "benchmark files": 14,

@@ -186,7 +186,7 @@ def kill_at_first_database(project: Path) -> None:
     code = (
         "import os, signal, sys\n"
         "def hook(event, arguments):\n"
-        "    if event in ('open', 'sqlite3.connect') and str(arguments[0]).endswith('run.db'):\n"
+        "    if event in ('open', 'sqlite3.connect') and 'run.db' in str(arguments[0]):\n"
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "sys.addaudithook(hook)\n"
         "from etude.store.run_folder import RunFolder\n"

@@ -10,7 +10,7 @@ import asyncio
 import json
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -25,7 +25,6 @@ from etude.store.database import (
     Put,
     Waiter,
     Writer,
-    insert,
     open_database,
     require_whole,
     store_error,
@@ -101,19 +100,13 @@ class Journal:
     folder's lock ensures. Any number may read it.
     """
 
-    def __init__(
-        self, path: Path | str, *, read_only: bool = False, first: Mapping[str, Json] | None = None
-    ) -> None:
-        """Open or create the journal. One opened for writing is verified first, and gets the values `first`.
-
-        Raises StoreError.
-        """
+    def __init__(self, path: Path | str, *, read_only: bool = False) -> None:
+        """Open or create the journal. One opened for writing is verified first. Raises StoreError."""
         self.path = Path(path)
         self._reader = open_database(self.path, read_only=read_only)
         if not read_only:
             try:
                 require_whole(self.path, self._reader)
-                insert(self._reader, {key: _dumps(key, value) for key, value in (first or {}).items()})
             except StoreError:
                 self._reader.close()
                 raise

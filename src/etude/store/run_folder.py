@@ -15,13 +15,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
 from etude.core.errors import RequestError, StoreError
-from etude.store.database import DATABASE
-from etude.store.files import FOLDER_MODE, delete_left_over, private_folder, write_atomically
+from etude.store.database import DATABASE, insert, open_database
+from etude.store.files import FOLDER_MODE, delete_left_over, open_draft, private_folder, write_atomically
 from etude.store.journal import Journal
 
 TIME_STEP = "spent/time"
@@ -124,7 +125,11 @@ class RunFolder:
             delete_left_over(path)
             for name, text in (files or {}).items():
                 write_atomically(path / name, text, exact=True)  # The given text has no secrets.
-            return cls(path, Journal(path / DATABASE, first=first), lock)
+            if first:
+                # A draft first: a killed process leaves a journal with these values, or none.
+                with open_draft(path / DATABASE) as draft, closing(open_database(draft)) as database:
+                    insert(database, {key: json.dumps(value) for key, value in first.items()})
+            return cls(path, Journal(path / DATABASE), lock)
         except StoreError:
             lock.release()
             raise
