@@ -149,7 +149,7 @@ def test_an_endpoint_that_does_not_answer(project):
     model = {"_type": "openai", "model_name": "m", "base_url": "http://127.0.0.1:9/v1", "max_retries": 0}
     change(project / "config.yml", llms={"policy": model})
     shown = etude("evaluate", "config.yml", "--name", "e")
-    refused(shown, FAILED, "Its last 5 calls failed", "127.0.0.1:9", "next: etude resume runs/e")
+    refused(shown, FAILED, "more than the error budget", "127.0.0.1:9", "next: etude resume runs/e")
 
 
 def test_a_run_folder_of_another_version(project):
