@@ -261,7 +261,7 @@ def test_examples_come_from_tables_and_iterables_and_make_their_own_ids(project,
         ({"temperature": 0.5}, r'model=\{"model": "…", "temperature": …\}'),
         ({"backend": {"_type": "local", "learning_rat": 1}}, "backend.learning_rat' is not.*'learning_rate'"),
         ({"algorithm": {"_type": "grpo", "group": 10**11}}, r"algorithm\.group: .*1000, found 100000000000"),
-        ({"model": {"model": "tiny", "max_tokens": "few"}}, "^model.max_tokens: expected"),
+        ({"model": {"model": "tiny", "max_tokens": "few"}}, "^model.max_tokens: should be a valid integer"),
     ],
 )
 def test_what_is_no_such_part_is_refused_before_there_is_a_folder(project, changes, error):

@@ -107,7 +107,7 @@ BAD_CALL = {"id": "c", "type": "function", "function": {"name": "add", "argument
     [
         (
             {"messages": [ASK, YES | {"tool_calls": [BAD_CALL]}]},
-            "the arguments of the call of 'add' are broken",
+            r"the arguments of the call of \\?'add\\?' are broken",
         ),
         ({"messages": [ASK, YES | {"reasoning_content": "well"}]}, "does not write all of reasoning_content"),
         ({"messages": [YES, ASK, YES]}, "begins with an answer of the assistant"),
