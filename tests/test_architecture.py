@@ -60,7 +60,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 60_703,
     "modules": 302,
-    "lines of tests": 48_049,
+    "lines of tests": 48_044,
     "benchmark files": 14,
     "config keys": 323,
 }

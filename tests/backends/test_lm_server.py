@@ -94,8 +94,8 @@ async def test_what_was_sampled_without_tokens_cannot_be_a_row():
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({}, "all rewards within a group are the same"),
-        ({"beta": 0.1}, "beta pulls to the model that the job starts from"),
+        ({}, "all rewards within a group are equal"),
+        ({"beta": 0.1}, "`beta` pulls to the model that the job starts from"),
     ],
 )
 async def test_groups_of_equal_rewards_are_not_uploaded(options, why):

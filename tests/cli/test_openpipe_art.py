@@ -56,7 +56,7 @@ def art(project: Path, server: StandIn, monkeypatch: pytest.MonkeyPatch) -> Path
         ({"llms": {"policy": {"_type": "tests.cli.parts:scripted"}}}, "is `_type: scripted`"),
         ({"finetuning__fine_tune_from_scratch": True}, "always continues from the last version"),
         ({"trainer_adapters__art__training__learning_rat": 1}, "did you mean 'learning_rate'"),
-        ({"trainer_adapters__art__backend": {"name": "a"}}, "say where the server is"),
+        ({"trainer_adapters__art__backend": {"name": "a"}}, "give either `base_url`"),
     ],
 )
 def test_what_art_cannot_do_is_refused_before_anything_is_sampled(

@@ -234,7 +234,7 @@ def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
     Journal(tmp_path / "run.db").close()
     with sqlite3.connect(tmp_path / "run.db") as connection:
         connection.execute("PRAGMA user_version=99")
-    with pytest.raises(StoreError, match=r"schema version 99.*reads version 4.*start a new run"):
+    with pytest.raises(StoreError, match=r"schema version 99.*reads version 5.*start a new run"):
         Journal(tmp_path / "run.db")
 
 

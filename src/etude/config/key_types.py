@@ -253,7 +253,7 @@ class Problems:
             else:
                 own = expected.setdefault(full_path, [])
                 if own or full_path not in self._messages:
-                    own.append(details["msg"].removeprefix("Input "))
+                    own.append(details["msg"].removeprefix("Input ").partition(", unable to parse")[0])
                     found = self._describe_value(full_path, details["input"], in_quotes=kind == "string_type")
                     self._messages.pop(full_path, None)
                     self.add(full_path, f"{' or '.join(dict.fromkeys(own))}, found {found}")
@@ -282,7 +282,7 @@ class Problems:
     def _describe_value(self, path: KeyPath, value: Any, *, in_quotes: bool) -> str:
         if path in self.references:
             return f"what {self.references[path]} stands for"
-        is_secret = any(is_secret_name(str(key)) for key in path[-2:])
+        is_secret = any(is_secret_name(str(key).removesuffix("_tokens")) for key in path[-2:])
         text = f"something of type {type(value).__name__}" if is_secret else shown(value)
         return f"{text}; put it in quotes" if in_quotes and isinstance(value, int | float) else text
 

@@ -32,7 +32,7 @@ _LOG = logging.getLogger("etude.journal")
 DATABASE = "run.db"
 """The name of a run's journal, in its folder. A journal with another name belongs to no run folder."""
 
-SCHEMA_VERSION = 4
+SCHEMA_VERSION = 5
 """Written to every journal. A database with another version is refused."""
 
 _SCHEMA = f"""
