@@ -184,5 +184,5 @@ def test_what_is_wrong_in_a_block_of_the_readers_own_is_told_with_its_place(guid
         load_config(path)
     key, rate, size = str(raised.value).splitlines()
     assert key.startswith("config.yml:34:7: ") and "'TRAINING_API_KEY' is not set" in key
-    assert rate.startswith("config.yml:35:7: ") and "as a number, found 'fast'" in rate
+    assert rate.startswith("config.yml:35:7: ") and "number, found 'fast'" in rate
     assert size.startswith("config.yml:36:7: ") and "did you mean 'batch_size'? Allowed: endpoint" in size
