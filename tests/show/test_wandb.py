@@ -80,12 +80,12 @@ def test_a_run_and_what_follows_it_are_one_run_with_each_step_once(project, monk
     assert "finetuning" in str([each.run.config for each in contents(first) if each.HasField("run")])
 
 
-def test_a_server_that_is_away_is_named(tmp_path, monkeypatch):
+def test_a_server_that_is_away_is_named(project, monkeypatch):
     import wandb
 
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     wandb.teardown()  # It reads these once.
     with pytest.raises(EtudeError, match=r"no server answers at http://127\.0\.0\.1:9"):
-        WandbTracker(WandbConfig()).open(TrackedRun("one", tmp_path, "token", {}, {}))
+        WandbTracker(WandbConfig()).open(TrackedRun("one", project, "token", {}, {}))
     wandb.teardown()
