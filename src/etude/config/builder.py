@@ -24,8 +24,8 @@ from etude.core.errors import EtudeError, RequestError, alternatives
 from etude.core.interfaces import Dataset, Engine, Evaluator, Run
 from etude.core.keys import content_hash
 
-_users: ContextVar[tuple[str, ...]] = ContextVar("users", default=())
-"""The components that are being built here, each for the one before it."""
+_user: ContextVar[str] = ContextVar("user", default="")
+"""The component that is being built here, and that uses what is built for it; empty outside of all."""
 
 
 class Builder:
@@ -50,6 +50,8 @@ class Builder:
         self._exits = contextlib.AsyncExitStack()
         self._components: dict[str, Any] = {f"llms.{name}": each for name, each in (given or {}).items()}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._awaited: defaultdict[str, list[str]] = defaultdict(list)
+        """By the component that is being built, those it waits for."""
 
     async def __aenter__(self) -> Builder:
         await self._exits.__aenter__()
@@ -152,20 +154,31 @@ class Builder:
     async def _build_once(self, kind: Kind, name: str, config: ComponentConfig) -> Any:
         """Return a component, and build it if it is not built yet. Concurrent callers wait for it.
 
-        Raises RequestError if it needs the component that is being built, directly or not.
+        Raises RequestError if it waits for the component that needs it, directly or not.
         """
-        key, users = f"{kind}.{name}", _users.get()
-        if key in users:
-            circle = " -> ".join((*users[users.index(key) :], key))
+        key, user = f"{kind}.{name}", _user.get()
+        if path := self._waiting_path(key, user):
+            circle = " -> ".join((*path, key))
             raise RequestError(f"components depend on each other in a circle: {circle}")
-        async with self._locks[key]:
-            if key not in self._components:
-                token = _users.set((*users, key))
-                try:
-                    self._components[key] = await self._build(key, kind, config)
-                finally:
-                    _users.reset(token)
+        self._awaited[user].append(key)
+        try:
+            async with self._locks[key]:
+                if key not in self._components:
+                    token = _user.set(key)
+                    try:
+                        self._components[key] = await self._build(key, kind, config)
+                    finally:
+                        _user.reset(token)
+        finally:
+            self._awaited[user].remove(key)
         return self._components[key]
+
+    def _waiting_path(self, waiting: str, awaited: str) -> list[str]:
+        """Return the components through which one waits for another, both included; empty if it does not."""
+        if waiting == awaited:
+            return [awaited]
+        paths = (self._waiting_path(each, awaited) for each in self._awaited[waiting])
+        return next(([waiting, *path] for path in paths if path), [])
 
     async def _build(self, key: str, kind: Kind, config: ComponentConfig) -> Any:
         registration = registry.lookup(kind, config.type_name)
