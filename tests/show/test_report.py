@@ -147,7 +147,7 @@ def play(progress, advance=lambda seconds: None):
     progress.episode_finished(episode(failure=Failure("timeout", "took longer than 5 s")))
     progress.scored(EvalOutputItem(id="a", error="no output"))
     progress.phase("training")
-    counts = {"filtered_trajectories": 2, "failures": {"timeout": 1}, "cut_off_share": 0.25}
+    counts = {"filtered_trajectories": 2, "failures": {"timeout": 1}, "cut_off_share": 0.002}
     counts["calls"] = {"retries": 0, "tool_calls": 5, "tool_failed": 3}
     progress.trained(1, {"avg_reward": 0.5, **counts})
     progress.epoch_started(2, 2)
@@ -176,8 +176,8 @@ def test_plain_lines_tell_a_run_from_beginning_to_end():
         "validation before training: reward 0.250 [0.100, 0.400], n=1",
         "epoch 1/2: collecting 2 episodes",
         "epoch 1/2: 2/2 episodes, reward so far 0.500, 1 failed, 2 tokens/s",
-        "epoch 1/2: reward 0.500, 2 trajectories, 25% of answers cut off, 1 failed, 3 tool calls failed, "
-        "10.0 s elapsed",
+        "epoch 1/2: reward 0.500, 2 trajectories, fewer than 1% of answers cut off, 1 failed, 3 tool "
+        "calls failed, 10.0 s elapsed",
         "epoch 2/2 skipped: nothing to train on",
         "warning: look here",
     ]

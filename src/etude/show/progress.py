@@ -74,10 +74,11 @@ class LineProgress(ProgressSums):
             "branches by drift": metrics.get("drifted"),
         }
         cut_off = metrics.get("cut_off_share")
+        share = f"{cut_off:.0%}" if cut_off and cut_off >= 0.01 else "fewer than 1%"
         facts = [
             f"reward {Score.from_metrics(metrics)}{_best(metrics)}",
             f"{metrics.get('filtered_trajectories', 0)} trajectories",
-            *([f"{cut_off:.0%} of answers cut off"] if cut_off else []),
+            *([f"{share} of answers cut off"] if cut_off else []),
             *(f"{count} {name}" for name, count in counts.items() if count),
             f"{shown_seconds(self.elapsed)} elapsed",
             *([self.spending] if self.spending else []),
