@@ -9,8 +9,8 @@ from typing import Any
 from etude.core.call import ChatRequest
 from etude.core.errors import EngineError
 from etude.core.message import Message
-from etude.models.family import probed_turn
-from etude.models.probe import PROBES, QUESTION, TOOL
+from etude.models.family import probed_turn, written_turn
+from etude.models.probe import MORE, PROBES, QUESTION, RESULT, TOOL
 from etude.models.template import ChatTemplate
 
 _STRING = {"type": "string"}
@@ -42,6 +42,20 @@ VALUES: Mapping[str, tuple[tuple[Mapping[str, Any], Any], ...]] = {
     "no arguments": (),
 }
 """Values of arguments with their JSON schemas, by kind."""
+
+
+def written_ids(template: ChatTemplate, request: ChatRequest, answer: Message) -> tuple[int, ...]:
+    """Return the ids of an answer as the template writes it after a prompt, with its end of turn."""
+    rendering, tools, options = template.rendering, request.tools, request.template_options
+    turn = written_turn(rendering, request.messages, answer, tools, options)
+    spoken = [*request.messages, answer]
+    closed = rendering.text(spoken, tools, options, ask=False)
+    calls = answer.get("tool_calls")
+    following = {**RESULT, "tool_call_id": calls[0].get("id")} if calls else MORE
+    longer = rendering.text_or_none([*spoken, following], tools, options) or closed
+    end = rendering.end_of_turn(turn[0] if turn else "", closed, longer)
+    token = longer[slice(*end)] if end else template._end_of_turn
+    return rendering.ids((turn[1] if turn else "") + token)
 
 
 def unread_values(template: ChatTemplate) -> list[str]:
@@ -84,7 +98,7 @@ def _round_trips(template: ChatTemplate, kinds: Iterable[str], thought: str, cal
     if thought:
         answer["reasoning_content"] = thought
     try:
-        prompt, ids = template.prompt(request).ids, template.written_ids(request, answer)
+        prompt, ids = template.prompt(request).ids, written_ids(template, request, answer)
     except EngineError:
         return False
     read = template.parse(template.decode(ids[:-1]), request.tools, ids=ids, prompt_ids=prompt)

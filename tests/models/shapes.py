@@ -8,7 +8,7 @@ from etude.core.call import Call, ChatRequest, Completion
 from etude.core.message import Message, Tool
 from etude.models.family import written_answers
 from etude.models.template import ChatTemplate
-from tests.models.round_trips import unread_values
+from tests.models.round_trips import unread_values, written_ids
 
 TOOL: Tool = {
     "type": "function",
@@ -107,7 +107,7 @@ def played(template: ChatTemplate, shape: Shape) -> Play:
             (play.on_purpose if prompt.fault.on_purpose else play.drift)[str(prompt.fault)] = None
         if length < len(shape.messages):
             answer = shape.messages[length]
-            ids = template.written_ids(request, answer)
+            ids = written_ids(template, request, answer)
             sampled = Completion(answer, prompt_ids=prompt.ids, completion_ids=ids)
             earlier.append(Call(len(earlier), "<workflow>", "audited", request, sampled))
     return play

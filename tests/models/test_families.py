@@ -16,7 +16,7 @@ from etude.core.errors import EngineError, ImpossibleCall
 from etude.models.probe import MORE, NAME, PROBES, QUESTION, RESULT, THOUGHT, TOOL
 from tests.models import families
 from tests.models.families import FAMILIES, template
-from tests.models.round_trips import VALUES, unread_values
+from tests.models.round_trips import VALUES, unread_values, written_ids
 from tests.models.shapes import Shape, missing, played
 from tests.models.test_template import make_template
 from tests.models.tiny_models import CHATML, answered
@@ -48,7 +48,7 @@ def cut(name, kind, tools=(TOOL,)):
     """The ids of a probe answer with its prompt, as a model would sample them."""
     of = template(name)
     request = ChatRequest((QUESTION,), tuple(tools))
-    return of.prompt(request).ids, of.written_ids(request, PROBES[kind])
+    return of.prompt(request).ids, written_ids(of, request, PROBES[kind])
 
 
 def read(name, prompt_ids, ids, tools=(TOOL,)):

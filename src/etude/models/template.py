@@ -16,7 +16,7 @@ from etude.core.call import Call, ChatRequest, Completion, continues
 from etude.core.message import Message, Tool
 from etude.core.sample import shared_length
 from etude.models.answer_parsing import RendererReader
-from etude.models.family import Family, find_family, probed_turn, written_turn
+from etude.models.family import Family, find_family, probed_turn
 from etude.models.probe import MORE, PROBES, QUESTION, RESULT, THOUGHT, TOOL, CallForm, call_form
 from etude.models.rendering import Options, Rendering
 from etude.models.transcript import Transcript, split_turns, transcript
@@ -121,22 +121,6 @@ class ChatTemplate:
     def completion_ids(self, text: str) -> tuple[int, ...]:
         """Return the token ids of an answer that was written, not sampled, with its end of turn."""
         return self.rendering.ids(text + self._end_of_turn)
-
-    def written_ids(self, request: ChatRequest, answer: Message) -> tuple[int, ...]:
-        """Return the token ids of an answer as the template writes it after the request's prompt.
-
-        They include its end of turn. Raises ImpossibleCall if the template refuses the answer.
-        """
-        tools, options = request.tools, request.template_options
-        turn = written_turn(self.rendering, request.messages, answer, tools, options)
-        spoken = [*request.messages, answer]
-        closed = self.rendering.text(spoken, tools, options, ask=False)
-        calls = answer.get("tool_calls")
-        following = {**RESULT, "tool_call_id": calls[0].get("id")} if calls else MORE
-        longer = self.rendering.text_or_none([*spoken, following], tools, options) or closed
-        end = self.rendering.end_of_turn(turn[0] if turn else "", closed, longer)
-        token = longer[slice(*end)] if end else self._end_of_turn
-        return self.rendering.ids((turn[1] if turn else "") + token)
 
     def parse(
         self,
