@@ -16,9 +16,6 @@ import typer.testing
 import yaml
 
 from etude.cli.app import app
-from etude.store.learned import LearnedSample, trained_samples
-from etude.store.outline import outlines
-from etude.store.run_folder import RunFolder
 from tests.forked import Forked
 
 ROOT = Path(__file__).parents[2]
@@ -185,16 +182,6 @@ def started_anew(
         check=False,
         **options,
     )
-
-
-def submitted(path: str) -> list[LearnedSample]:
-    """The samples of a run's first job, by the run's own record."""
-    with RunFolder.read(Path(path)) as run:
-        return [
-            sample
-            for outline in outlines(run.journal, "train/1/", None)
-            for sample in trained_samples(run.path, run.journal, outline.id, "train/1")
-        ]
 
 
 def events(text: str) -> list[dict[str, Any]]:

@@ -15,14 +15,7 @@ from hypothesis import strategies as st
 from etude.core.errors import StoreError
 from etude.core.json_text import plain
 from etude.core.sample import Pair, Sample, Turn
-from etude.store.learned import (
-    Source,
-    ids_digest,
-    learned_lines,
-    read_learned,
-    write_learned,
-    write_submitted,
-)
+from etude.store.learned import Source, ids_digest, learned_lines, read_learned, write_learned
 from tests.support import drawn
 
 
@@ -76,18 +69,6 @@ def test_a_damaged_file_is_named(tmp_path):
     (folder / "v1.jsonl").write_text("no json\n")
     with pytest.raises(StoreError, match=r"v1\.jsonl"):
         read_learned(tmp_path, "e/0")
-
-
-def test_what_was_submitted_is_read_where_no_learner_wrote_of_it(tmp_path):
-    sample = Sample((7, 8), (False, True), (0.0, -1.0), turns=(Turn(1, 2),), episode="train/1/a/0")
-    row = Sample(messages=({"role": "user", "content": "2 + 2?"},), episode="train/1/a/0", reward=0.5)
-    source = Source("r-epoch-2", backend="openai")
-    write_submitted(tmp_path, 2, source.job, learned_lines(source, [(sample,), (row,)]))
-    (back,) = read_learned(tmp_path, "train/1/a/0", version=None, epoch=2)
-    assert (back.source, back.length) == (source, 2)
-    write_learned(tmp_path / "checkpoints", 2, learned_lines(Source("r-epoch-2", version=2), [(sample,)]))
-    (learned,) = read_learned(tmp_path, "train/1/a/0", version=2, epoch=2)
-    assert learned.source == Source("r-epoch-2", version=2) and learned.digest == ids_digest((7, 8))
 
 
 @dataclass

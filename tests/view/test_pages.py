@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from etude.core.episode import Failure
-from etude.store.learned import Source, learned_lines, write_learned, write_submitted
+from etude.store.learned import Source, learned_lines, write_learned
 from etude.view.app import create_view
 from etude.view.pages import url
 from etude.view.tokens import CHUNK
@@ -280,8 +280,8 @@ def opened(tmp_path_factory):
     """A run with an episode that was trained on, and one that was not."""
     root = tmp_path_factory.mktemp("runs")
     trained, other = Told("train/1/a/0", SAYS), Told("train/1/a/1", SAYS, drifted=True)
-    long = Told("eval/l/0", SAYS[:1] * 600)
-    run = store_run(root, episodes=[trained, other, long], epochs=[epoch_entry(1)])
+    long, told = Told("eval/l/0", SAYS[:1] * 600), Told("train/1/b/0", SAYS[1:], has_ids=False)
+    run = store_run(root, episodes=[trained, other, long, told], epochs=[epoch_entry(1)])
     sample = make_sample(trained)
     write_learned(run / "checkpoints", 1, learned_lines(Source("job", version=1), [(sample,)]))
     return opened_at(root)
@@ -299,6 +299,7 @@ def test_the_page_says_what_was_trained_on_and_what_is_not_recorded(opened):
     other = words(shown(opened, "/runs/r/tokens/train/1/a/1"))
     assert "Nothing of it is recorded as trained on" in other
     assert "Not recorded: advantage, mask" in other
+    assert "this episode has no token ids" in words(shown(opened, "/runs/r/tokens/train/1/b/0", status=404))
 
 
 def test_every_token_has_its_numbers(opened):
@@ -322,18 +323,6 @@ def test_a_long_sequence_comes_in_chunks_that_make_it_up(opened):
 @pytest.mark.parametrize("query", ["sequence=9", "sequence=-1", "sequence=x", "from=y"])
 def test_what_is_not_there_is_no_page(opened, query):
     assert opened.get(f"/runs/r/chunks/train/1/a/0?{query}").status_code == 404
-
-
-def test_what_another_backend_was_handed_is_shown_with_its_name(tmp_path):
-    trained, told = Told("train/1/a/0", SAYS), Told("train/1/b/0", SAYS[1:], has_ids=False)
-    run = store_run(tmp_path, episodes=[trained, told], epochs=[epoch_entry(1)])
-    source = Source("r-epoch-1", backend="mine")
-    write_submitted(run, 1, "r-epoch-1", learned_lines(source, [(make_sample(trained),)]))
-    client = opened_at(tmp_path)
-    text = words(shown(client, "/runs/r/tokens/train/1/a/0"))
-    assert "As the backend 'mine' received it for the job r-epoch-1" in text
-    assert chunk(client, "train/1/a/0")["advantages"][3:7] == [1.5] * 4
-    assert "this episode has no token ids" in words(shown(client, "/runs/r/tokens/train/1/b/0", status=404))
 
 
 def test_of_several_samples_of_the_same_tokens_each_can_be_seen(client):

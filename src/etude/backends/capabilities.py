@@ -97,8 +97,6 @@ class Capabilities:
     """Whether the engine keeps sampling from the previous weights while a job trains."""
     old_versions: bool = True
     """Whether the engine can sample from earlier versions next to the last one (`_type: opponents`)."""
-    records_samples: bool = False
-    """Whether its learner records its samples in the run. Otherwise the run keeps the submitted data."""
 
 
 def check_from_base(backend: str, capabilities: Capabilities) -> None:
@@ -219,9 +217,7 @@ def check_tokens(
         )
 
 
-LOCAL_CAPABILITIES = Capabilities(
-    token_ids_for=EVERY_KIND, versions=True, from_base=True, records_samples=True
-)
+LOCAL_CAPABILITIES = Capabilities(token_ids_for=EVERY_KIND, versions=True, from_base=True)
 """All algorithms, custom ones included, on token ids."""
 
 

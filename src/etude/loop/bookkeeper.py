@@ -25,7 +25,7 @@ from etude.groups.model_jobs import JobRules, ModelJobs
 from etude.groups.opponents import OpponentPool
 from etude.loop.metrics import call_metrics, collection_metrics, reason_for_skip, selection_metrics
 from etude.loop.record import TrainingRecord, pause_if_due
-from etude.loop.training_data import Provenance, TargetWatch, record_samples
+from etude.loop.training_data import Provenance, TargetWatch
 from etude.rollout.collections import Collections, collecting_for, current_number
 from etude.runtime import Runtime
 from etude.store.figures import best_version, last_version, versions_made
@@ -194,9 +194,7 @@ class Bookkeeper:
     async def record_submission(
         self, epoch: int, job: int, ref: TrainingJobRef, collection: TrajectoryCollection
     ) -> None:
-        """Record a job that was just submitted, and its data."""
-        runtime = self.runtime
-        await record_samples(runtime.run.path, runtime.target, self.adapter, epoch + 1, collection, ref)
+        """Record a job that was just submitted."""
         submission = Submission(
             ref=ref,
             epoch=epoch,

@@ -1,31 +1,23 @@
-"""The data of a job: checks before the job is made, and the record of its data.
+"""The checks of a job's data before the job is made.
 
-The checks ensure that the right weights sampled the data, and that target functions made calls. The record is
-written for backends whose learner keeps none.
+They ensure that the right weights sampled the data, and that target functions made calls.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import logging
 from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from etude.algorithms.algorithm import data_kind
 from etude.algorithms.samples import EVERY_FUNCTION, is_targeted
-from etude.backends.trainer_adapter import TrainerAdapter
-from etude.core.conversion import TrajectoryCollection, learning_units
+from etude.core.conversion import TrajectoryCollection
 from etude.core.episode import SIMULATED_USER, EpisodeRecord
-from etude.core.errors import EtudeError, RequestError, StoreError, TrainingError, nearest
-from etude.core.job import ModelVersion, TrainingJobRef
-from etude.core.sample import Pair, Sample
-from etude.core.trajectory import DPOItem, EpisodeItem, Trajectory
-from etude.store.learned import Source, learned_lines, write_submitted
+from etude.core.errors import RequestError, TrainingError, nearest
+from etude.core.job import ModelVersion
+from etude.core.trajectory import EpisodeItem, Trajectory
 
 _REMEMBERED = 100_000
 """The number of latest answers whose weights are remembered, about 10 MB."""
@@ -193,37 +185,3 @@ class TargetWatch:
     def _list_callers(self) -> str:
         names = ", ".join(f"'{name}'" for name in sorted(self._callers))
         return f"functions that called it: {names or 'none'}"
-
-
-_LOG = logging.getLogger("etude.submitted")
-
-
-async def record_samples(
-    run: Path,
-    target: str | None,
-    adapter: TrainerAdapter,
-    epoch: int,
-    collection: TrajectoryCollection,
-    job: TrainingJobRef,
-) -> None:
-    """Record the token sequences that a backend got for an epoch (from 1). A failure to write is logged."""
-    if adapter.capabilities().records_samples:
-        return
-    backend = adapter.adapter_config.type_name or type(adapter).__name__
-    try:
-        lines = learned_lines(Source(job.run_id, target, backend=backend), _units(collection))
-        await asyncio.to_thread(write_submitted, run, epoch, job.run_id, lines)
-    except StoreError as error:
-        _LOG.warning("what job %s was given is not recorded: %s", job.run_id, error)
-
-
-def _units(collection: TrajectoryCollection) -> list[Sequence[Sample]]:
-    """Return the token sequences of the data, as far as their ids are known."""
-    units: list[Sequence[Sample]] = []
-    for each in chain.from_iterable(collection.groups):
-        items = each.episode if isinstance(each, Trajectory) else ()
-        is_pair = isinstance(each, Pair) or any(isinstance(item, DPOItem) for item in items)
-        with contextlib.suppress(EtudeError):
-            known = learning_units(each, "pairs" if is_pair else "samples", needs_logprobs=False)
-            units += [unit.samples for unit in known]
-    return units

@@ -1,9 +1,7 @@
 """The record of the samples that learners trained on.
 
-checkpoints/**/learned/v3.jsonl   the samples that version 3 was made from, as its learner took them
-submitted/4/run-epoch-4.jsonl     the data of a job of the fourth epoch, as another backend got them
-
-The first line of a file is about the job, and each further line about a sample. The journal has the token
+`checkpoints/**/learned/v3.jsonl` has the samples that version 3 was made from, as its learner took them. Its
+first line is about the job, and each further line about a sample. The journal has the token
 ids, texts and sampled logprobs. A line has the sample's episode and a digest of its ids. Samples without
 token ids are left out.
 """
@@ -28,20 +26,15 @@ from etude.store.journal import Journal
 from etude.store.log import read_histories
 
 FOLDER = "learned"
-SUBMITTED = "submitted"
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The job whose samples a file records, and who recorded them."""
+    """The job whose samples a file records."""
 
     job: str = ""
-    target: str | None = None
-    """The target of the job, in a run that trains several models."""
     version: int | None = None
-    """The version that the job made, or None in the record of data for a backend."""
-    backend: str = ""
-    """The backend that got the data. Empty in a learner's record."""
+    """The version that the job made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,33 +79,21 @@ def write_learned(versions: Path, number: int, lines: str) -> None:
     write_atomically(versions / FOLDER / f"v{number}.jsonl", lines, exact=True)
 
 
-def write_submitted(run: Path, epoch: int, job: str, lines: str) -> None:
-    """Write the record of an epoch's job (from 1) that another backend trains. Raises StoreError."""
-    write_atomically(run / SUBMITTED / str(epoch) / f"{job}.jsonl", lines, exact=True)
-
-
-def read_learned(
-    run: Path, episode: str, *, version: int | None = None, epoch: int | None = None
-) -> list[LearnedSample]:
-    """Return an episode's trained samples; files of `version` and `epoch` come first. Raises StoreError."""
+def read_learned(run: Path, episode: str, *, version: int | None = None) -> list[LearnedSample]:
+    """Return an episode's trained samples; files of `version` come first. Raises StoreError."""
     wanted = f'{{"episode":{json.dumps(episode)},'
     learned = sorted(
         run.glob(f"checkpoints/**/{FOLDER}/v*.jsonl"), key=lambda file: file.stem != f"v{version}"
     )
-    submitted = sorted(
-        run.glob(f"{SUBMITTED}/*/*.jsonl"),
-        key=lambda file: (file.parent.name != str(epoch), -file.stat().st_mtime_ns),
-    )
-    samples: dict[Path | str | None, list[LearnedSample]] = {}
-    for file in (*learned, *submitted):
-        own_folder = file.parent if file.parent.parent != run / "checkpoints" else None
+    samples: dict[Path, list[LearnedSample]] = {}
+    for file in learned:
+        if file.parent in samples:
+            continue
         try:
             with file.open(encoding="utf-8") as lines:
                 source = Source(**json.loads(next(lines)))
-                target = own_folder if file in learned else source.target
-                if target not in samples:
-                    own = [_decoded(line, source) for line in lines if line.startswith(wanted)]
-                    samples |= {target: own} if own else {}
+                if own := [_decoded(line, source) for line in lines if line.startswith(wanted)]:
+                    samples[file.parent] = own
         except (OSError, ValueError, TypeError, KeyError, StopIteration) as error:
             raise StoreError(f"{file} cannot be read ({error}); the run continues without it") from error
     return [sample for own in samples.values() for sample in own]
@@ -120,12 +101,8 @@ def read_learned(
 
 def records_state(run: Path) -> float:
     """Return a number that grows when a record is added to the run."""
-    folders = [
-        run / "checkpoints" / FOLDER,
-        *run.glob(f"checkpoints/*/{FOLDER}"),
-        *run.glob(f"{SUBMITTED}/*"),
-    ]
-    return max((folder.stat().st_mtime for folder in folders if folder.exists()), default=0.0)
+    folders = run.glob(f"checkpoints/**/{FOLDER}")
+    return max((folder.stat().st_mtime for folder in folders), default=0.0)
 
 
 def _encoded(sample: Sample, side: str) -> dict[str, Any]:
@@ -175,4 +152,4 @@ def trained_samples(run: Path, journal: Journal, episode: str, phase: str) -> li
     entries = (entry for history in read_histories(journal).values() for entry in history.epochs)
     versions = (entry.version for entry in entries if entry.epoch == epoch + 1)
     number = next((version.number for version in versions if version is not None), None)
-    return read_learned(run, episode, version=number, epoch=epoch + 1)
+    return read_learned(run, episode, version=number)

@@ -145,16 +145,10 @@ def sequence_context(sequence: TokenSequence, texts: TokenTexts) -> dict[str, An
     samples = sequence.learned
     known = ["logprobs"] if any(span.answer.logprobs for span in sequence.spans) else []
     known += [name for name in COLOURS if any(getattr(sample, name, None) for sample in samples)]
-    sources = list(dict.fromkeys(sample.source for sample in samples if sample.source.backend))
     # Advantages that the loss does not take are not unknown.
-    takes_none = bool(samples) and not sources and all(sample.advantages is None for sample in samples)
+    takes_none = bool(samples) and all(sample.advantages is None for sample in samples)
     left_out = {*known, *(("advantages",) if takes_none else ())}
     notes = ["Its loss takes no advantages."] if takes_none else []
-    notes += [
-        f"As the backend '{source.backend}' received it for the job {source.job}, without the advantages "
-        "that it makes of rewards."
-        for source in sources
-    ]
     return {
         "sequence": sequence,
         "known": {name: COLOURS[name] for name in known},

@@ -1,13 +1,9 @@
-"""The run keeps a record of the data that backends were handed, and knows where to go back to."""
+"""A run knows where to go back to, and what that takes back."""
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
-from etude.backends.capabilities import Capabilities
-from etude.core.conversion import TrajectoryCollection
 from etude.core.history import History, WentBack
 from etude.core.job import TrainingJobRef
 from etude.core.records import (
@@ -20,61 +16,8 @@ from etude.core.records import (
     Submission,
     state,
 )
-from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 from etude.loop.lifecycle import find_recovery
-from etude.loop.training_data import record_samples
-from etude.store.learned import Source, read_learned
 from tests.show.histories import history, version
-from tests.training import FakeAdapter
-
-JOB = TrainingJobRef(run_id="r-epoch-1", backend="fake")
-
-
-def said(text, ids):
-    return EpisodeItem(
-        role=EpisodeItemRole.ASSISTANT,
-        content=text,
-        token_ids=ids,
-        context_ids=None if ids is None else (1, 2),
-        logprobs=() if ids is None else (-1.0,) * len(ids),
-    )
-
-
-def collection(method, *rows, **fields):
-    return TrajectoryCollection(trajectories=[list(rows)], run_id="r-epoch-1", method=method, **fields)
-
-
-def episode(number, reward, ids=(3, 4)):
-    items = [EpisodeItem(role=EpisodeItemRole.USER, content="two?"), said("four", ids)]
-    return Trajectory(episode=items, reward=reward, episode_id=f"train/1/a/{number}")
-
-
-async def test_what_a_backend_was_handed_is_recorded(tmp_path):
-    adapter = FakeAdapter(tmp_path / "jobs")
-    await record_samples(tmp_path, None, adapter, 1, collection("grpo", episode(0, 1.0)), JOB)
-    (handed,) = read_learned(tmp_path, "train/1/a/0", epoch=1)
-    assert (handed.source, handed.reward) == (Source("r-epoch-1", backend="fake"), 1.0)
-    assert (handed.weights, handed.advantages) == ((0, 0, 1, 1), None)
-
-
-async def test_what_has_no_token_ids_is_not_in_it(tmp_path):
-    adapter = FakeAdapter(tmp_path / "jobs")
-    await record_samples(tmp_path, "policy", adapter, 1, collection("grpo", episode(0, 1.0, ids=None)), JOB)
-    assert read_learned(tmp_path, "train/1/a/0") == []
-
-
-async def test_training_goes_on_without_a_record(tmp_path, caplog: pytest.LogCaptureFixture):
-    (tmp_path / "submitted").write_text("in the way")
-    adapter = FakeAdapter(tmp_path / "jobs")
-    with caplog.at_level(logging.WARNING):
-        await record_samples(tmp_path, None, adapter, 1, collection("grpo", episode(0, 1.0)), JOB)
-    assert "is not recorded" in caplog.text
-
-
-async def test_a_backend_that_keeps_a_record_itself_gets_no_second_one(tmp_path):
-    adapter = FakeAdapter(tmp_path / "jobs", capabilities=Capabilities(records_samples=True))
-    await record_samples(tmp_path, None, adapter, 1, collection("grpo", episode(0, 1.0)), JOB)
-    assert not (tmp_path / "submitted").exists()
 
 
 async def test_whether_the_last_version_is_whole_is_asked_of_the_last_epoch_alone(monkeypatch):
