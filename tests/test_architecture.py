@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 60_703,
-    "modules": 302,
-    "lines of tests": 48_044,
+    "lines of source": 60_535,
+    "modules": 301,
+    "lines of tests": 47_847,
     "benchmark files": 14,
     "config keys": 323,
 }

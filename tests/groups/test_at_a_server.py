@@ -1,4 +1,4 @@
-"""The shared model group against a real `etude serve`: names of jobs, settings, and states of others."""
+"""The shared model group against a real `etude serve`: settings, and a server that is not there yet."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import pytest
 pytest.importorskip("torch")
 
 from openai import BadRequestError
-from openai.types.fine_tuning import FineTuningJob
 
 from etude.backends.lm_client import LanguageModelClient
 from etude.backends.lm_server import LmServerAdapter, LmServerAdapterConfig
@@ -29,7 +27,6 @@ from etude.protocols import adp
 from etude.store.journal import Journal
 from etude.store.log import ModelLog
 from tests.algorithms.scripted_episodes import played
-from tests.server.data import ASK, YES, upload
 from tests.server.process import ServerProcess
 
 ACCEPT = "Decision: accept"
@@ -64,21 +61,6 @@ def server(unstarted) -> ServerProcess:
     if not unstarted.is_running:
         unstarted.start()
     return unstarted
-
-
-@pytest.fixture(scope="module")
-def fine_tuned(server) -> FineTuningJob:
-    """A finished job of a group that is not here any more."""
-    client = server.client()
-    file = upload(client, [{"messages": [ASK, YES]}] * 2)
-    method = {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 1, **FAST}}}
-    job = client.fine_tuning.jobs.create(
-        model="tiny", training_file=file, method=method, metadata={"etude_version": "1"}
-    )
-    while job.status not in ("succeeded", "failed"):
-        time.sleep(0.1)
-        job = client.fine_tuning.jobs.retrieve(job.id)
-    return job
 
 
 @pytest.fixture
@@ -146,9 +128,9 @@ def setting(server, tmp_path) -> Iterator[Setting]:
     made.close()
 
 
-async def trained(group, play, name=None, agent="prover"):
+async def trained(group, play):
     """The version that one job made."""
-    await group.create_supervised_fine_tune_job({agent: [play]}, job_name=name)
+    await group.create_supervised_fine_tune_job({"prover": [play]})
     await group.wait_for_fine_tune_job(timeout=120, poll_interval=0.1)
     return await group.switch_to_next_model()
 
@@ -183,37 +165,20 @@ async def test_the_settings_reach_the_job(setting, pair, plays):
 
 
 @pytest.mark.slow
-async def test_a_group_goes_on_from_a_state_of_neural_interactive_proofs(setting, plays, fine_tuned):
-    name = fine_tuned.fine_tuned_model
-    state = {"fine_tune_job_id": fine_tuned.id, "fine_tuned_model_name": name}
-    group = setting.group("nip", "nip")
+async def test_a_group_goes_on_from_a_state_in_another_journal(setting, plays):
+    group = setting.group("first", "moved")
+    made = await trained(group, plays[0])
+    state = group.get_state_dict()
+    group = setting.group("second", "moved")
     group.set_state(state)
     await group.eval()
-    assert (group.model_name, group.jobs.engine.version) == (name, 1)
+    assert (group.model_name, group.jobs.engine.version) == (made.location, 1)
     assert await group.get_fine_tune_job_status() == "succeeded"
-    assert (await group.switch_to_next_model()).location == name
-    ref = await group.create_supervised_fine_tune_job({"prover": [plays[1]]})
-    assert setting.job(ref).model == name
-    await group.wait_for_fine_tune_job(timeout=120, poll_interval=0.1)
-    assert (await group.switch_to_next_model()).number == 2
+    assert await group.switch_to_next_model() == made
+    assert (await trained(group, plays[1])).number == 2
     first, second = group.lineage()
-    assert (first.version.location, first.data, second.data.parent) == (name, None, 1)
-    # The same state again is the same version.
-    group.set_state(state)
-    assert group.get_state().version == first.version
-
-
-@pytest.mark.slow
-async def test_a_job_under_way_in_such_a_state_is_switched_to(setting, server, plays):
-    await trained(setting.group("nip", "under-way"), plays[1])
-    file = upload(server.client(), [{"messages": [ASK, YES]}] * 2)
-    job = server.client().fine_tuning.jobs.create(model="tiny", training_file=file)
-    group = setting.group("nip", "under-way")
-    group.set_state({"fine_tune_job_id": job.id, "fine_tuned_model_name": None})
-    await group.wait_for_fine_tune_job(timeout=120, poll_interval=0.1)
-    version = await group.switch_to_next_model()
-    made = server.client().fine_tuning.jobs.retrieve(job.id).fine_tuned_model
-    assert (version.number, version.location) == (2, made)
+    assert (first.version, first.data, second.data.parent) == (made, None, 1)
+    assert setting.job(second.job).model == made.location
 
 
 async def test_a_line_of_another_model_is_an_error_that_names_both(setting, plays, pair):

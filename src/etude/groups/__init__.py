@@ -15,4 +15,4 @@ from etude.groups.model_jobs import ModelJobs as ModelJobs
 from etude.groups.openai_group import OpenAiSharedModelGroup as OpenAiSharedModelGroup
 from etude.groups.openai_group import OpenAiSharedModelGroupState as OpenAiSharedModelGroupState
 from etude.groups.shared import SharedModelGroup as SharedModelGroup
-from etude.groups.state import SharedModelGroupState as SharedModelGroupState
+from etude.groups.shared import SharedModelGroupState as SharedModelGroupState

@@ -11,8 +11,7 @@ from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_jobs import OpenAiJobs
 from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import CapabilityError, TrainingError
-from etude.groups.shared import JobResult, SharedModelGroup
-from etude.groups.state import SharedModelGroupState
+from etude.groups.shared import JobResult, SharedModelGroup, SharedModelGroupState
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

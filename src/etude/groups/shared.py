@@ -6,8 +6,9 @@ import asyncio
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ValidationError
 
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_jobs import OpenAiJobs
@@ -30,7 +31,6 @@ from etude.groups.agents import (
     supervised_data,
 )
 from etude.groups.model_jobs import JobRules, ModelJobs, require_completed
-from etude.groups.state import HostedState, SharedModelGroupState, from_hosted_state, read_state
 from etude.protocols.protocol import Protocol
 
 JobStatus: TypeAlias = Literal["pending", "running", "succeeded", "failed", "cancelled", "not_found"]
@@ -50,8 +50,26 @@ JobResult: TypeAlias = TrainingJobRef | Skipped
 
 _LOG = logging.getLogger("etude.groups")
 _POLL = 0.5
-_NOTHING: Rollouts = MappingProxyType({})
 _RETRY = "-retry-"
+
+
+class SharedModelGroupState(BaseModel, frozen=True, extra="forbid"):
+    """The state of a group, from which another process can continue."""
+
+    fine_tune_job: TrainingJobRef | None = None
+    """The last job; None before the first."""
+    version: ModelVersion | None = None
+    """The version that the engine samples from; None for the base model, until a version is known."""
+
+    @property
+    def fine_tune_job_id(self) -> str | None:
+        """The name of the last job."""
+        return None if self.fine_tune_job is None else self.fine_tune_job.run_id
+
+    @property
+    def fine_tuned_model_name(self) -> str | None:
+        """The name or folder of the fine-tuned weights; None for the base model."""
+        return self.version.location if self.version is not None and self.version.number else None
 
 
 class SharedModelGroup:
@@ -139,7 +157,7 @@ class SharedModelGroup:
     async def create_supervised_fine_tune_job(
         self,
         rollouts_per_agent: Rollouts,
-        guess_replaced_rollouts: Rollouts = _NOTHING,
+        guess_replaced_rollouts: Rollouts | None = None,
         job_name: str | None = None,
     ) -> JobResult:
         """Make a job that imitates each agent's answers in its rollouts.
@@ -153,8 +171,8 @@ class SharedModelGroup:
         Raises JobNameTakenError for the name of another job. Raises RequestError for an agent outside the
         group, or for replaced guesses of an agent that is not a verifier.
         """
-        self._require_own(rollouts_per_agent)
-        self._require_own(guess_replaced_rollouts)
+        guess_replaced_rollouts = guess_replaced_rollouts or {}
+        self._require_own({**rollouts_per_agent, **guess_replaced_rollouts})
         for name in guess_replaced_rollouts:
             if not self.agent_wholes[name].may_decide:
                 raise RequestError(f"agent '{name}' is not a verifier: it has no guess to replace")
@@ -263,13 +281,13 @@ class SharedModelGroup:
     def set_state(self, checkpoint: SharedModelGroupState | dict[str, Any]) -> None:
         """Continue from a state: the next episodes and the next job use its version.
 
-        States of Neural Interactive Proofs are accepted too. The next call that needs the model applies the
-        state and journals it: `wait_for_ready`, `eval`, a job, or `switch_to_next_model`. Raises
-        RequestError for an invalid state, and then changes nothing.
+        The next call that needs the model applies the state and journals it: `wait_for_ready`, `eval`, a job,
+        or `switch_to_next_model`. Raises RequestError for an invalid state, and then changes nothing.
         """
-        state = read_state(checkpoint)
-        if isinstance(state, HostedState):
-            state = from_hosted_state(state, self.settings.model_name, self.jobs)
+        try:
+            state = SharedModelGroupState.model_validate(checkpoint)
+        except ValidationError as error:
+            raise RequestError(f"this is not the state of a group: {error}") from error
         version = state.version
         known = None if version is None else self.jobs.log.state.versions.get(version.number)
         if version is not None and known is not None and known.version.digest != version.digest:
@@ -301,12 +319,11 @@ class SharedModelGroup:
             async with asyncio.timeout(timeout):
                 # A server in another process sends no event when it becomes healthy.
                 while not await adapter.is_healthy():
-                    if not is_told and adapter.unhealthy_because:
-                        why += f": {adapter.unhealthy_because}"
                     if not is_told:
+                        why += f": {reason}" if (reason := adapter.unhealthy_because) else ""
                         _LOG.warning("%s waits up to %g s: %s", who, timeout, why)
                     is_told = True
-                    await asyncio.sleep(min(_POLL, timeout))
+                    await asyncio.sleep(_POLL)
         except TimeoutError as error:
             raise TimeoutError(f"{who} is not ready after {timeout:g} s: {why}") from error
         await self._take_up()
