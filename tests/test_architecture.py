@@ -60,7 +60,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 60_535,
     "modules": 301,
-    "lines of tests": 47_847,
+    "lines of tests": 47_842,
     "benchmark files": 14,
     "config keys": 323,
 }

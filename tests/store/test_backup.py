@@ -30,7 +30,6 @@ PLACE = "faulty://bucket/run"
 def healed() -> Iterator[None]:
     Faulty.store.clear()
     Faulty.pseudo_dirs[:] = [""]
-    Faulty.released.clear()
     yield
     Faulty.heal()
 
