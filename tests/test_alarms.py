@@ -120,7 +120,7 @@ async def test_a_warning_is_told_once_and_is_in_the_journal_the_files_and_the_su
         [(each["alarm"], each["is_new"], each["since"]) for each in line.get("alarms", [])] for line in lines
     ]
     assert held == [[], [("mine", True, 2)], [("mine", False, 2)], []]
-    assert {"answer_tokens", "sampled_entropy", "repeated_share"} <= lines[0].keys()
+    assert {"answer_tokens", "sampled_entropy"} <= lines[0].keys()
     warnings = [text for text in read_summary(run).warnings if "trusted" in text]
     assert warnings == ["epoch 3 (and 1 other): this epoch is not to be trusted, since epoch 2"]
     resumed = again(run)

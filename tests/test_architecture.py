@@ -58,11 +58,11 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 60_535,
+    "lines of source": 60_452,
     "modules": 301,
-    "lines of tests": 47_842,
+    "lines of tests": 47_822,
     "benchmark files": 14,
-    "config keys": 323,
+    "config keys": 321,
 }
 """Of the whole, as `make size` counts it. These numbers are only ever lowered."""
 

@@ -35,11 +35,13 @@ def test_runs_side_by_side(project):
     assert told["settings"]["finetuning.num_epochs"] == [2, 1]
     assert told["settings"]["finetuning.seed"] == [0, 5]
     assert "finetuning.output_dir" not in told["settings"]
-    (difference,) = told["differences"]
+    (differences,) = told["differences"]
+    assert set(differences) == {"correct", "brief"}
+    difference = differences["correct"]
     assert difference["n"] == 6
     assert difference["low"] <= difference["mean"] <= difference["high"]
     shown = etude("runs", "compare", "short", "other").stdout
-    assert "other against short" in shown and "finetuning.seed" in shown
+    assert "other against short, correct: " in shown and "finetuning.seed" in shown
 
 
 def test_a_job_that_nobody_follows_is_interrupted(project, monkeypatch):

@@ -19,7 +19,6 @@ from etude.loop.built_in_alarms import (
     LengthExplosion,
     Mismatch,
     PartialReward,
-    RepeatedOutputs,
     RewardCollapse,
     TemplateDrift,
 )
@@ -102,7 +101,6 @@ TABLE: list[tuple[Alarm, list[Entry], str]] = [
     (Mismatch(), epochs("training", [{"mismatch_kl": n} for n in (1e-9, 0.05, 0.06)]), "..R"),
     (Mismatch(), epochs("training", [{}, {"loss": 1.0}]), ".."),
     (TemplateDrift(), epochs("drifted", [0, 5, 6], branches=50), "..R"),
-    (RepeatedOutputs(), epochs("repeated_share", [0.2, 0.96, 0.96, 0.5, 0.96]), "..R.."),
 ]
 
 
@@ -111,10 +109,10 @@ def test_when_an_alarm_rings_and_when_it_holds_on(alarm, entries, expected):
     assert rings(alarm, entries) == expected
 
 
-@pytest.mark.parametrize("alarm", [EntropyCollapse(epochs=1), RepeatedOutputs(epochs=1), EqualGroups()])
+@pytest.mark.parametrize("alarm", [EntropyCollapse(epochs=1), EqualGroups()])
 def test_a_model_that_has_learnt_its_task_may_say_the_same_each_time(alarm):
-    start = {"sampled_entropy": 2.0, "repeated_share": 0.1, "reward_groups": {"compared": 4, "flat": 1}}
-    metrics = {"sampled_entropy": 0.001, "repeated_share": 1.0, "reward_groups": {"compared": 4, "flat": 4}}
+    start = {"sampled_entropy": 2.0, "reward_groups": {"compared": 4, "flat": 1}}
+    metrics = {"sampled_entropy": 0.001, "reward_groups": {"compared": 4, "flat": 4}}
 
     def after(reward: float, low: float, high: float) -> str:
         entries = [epoch(0, low, min_reward=low, max_reward=high, **start)]

@@ -62,21 +62,6 @@ def test_the_entropy_is_that_of_the_distribution_sampled_from():
     assert figure == pytest.approx(-sum(chance * math.log(chance) for chance in chances), abs=0.02)
 
 
-@pytest.mark.parametrize(
-    ("groups", "share"),
-    [
-        (["same", "same", "same"], 1.0),
-        (["one", "two", "three"], 0.0),
-        (["one", "one", "two"], 0.5),
-        (["alone"], None),
-    ],
-)
-def test_repeated_attempts_are_counted_within_an_example(groups, share):
-    others = [episode("b", 0, said("same")), episode("c", 0)]
-    own = [episode("a", number, said(text)) for number, text in enumerate(groups)]
-    assert metrics(*own, *others)["repeated_share"] == share
-
-
 def spend(budget: ErrorBudget, episodes: int, scores: int) -> None:
     for number in range(episodes):
         budget.add("timeout", f"train/1/q{number}/0", "no output within 300 s")

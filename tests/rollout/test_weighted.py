@@ -24,7 +24,7 @@ from etude.rollout.evaluator import FunctionEvaluator, WeightedEvaluator
 from etude.rollout.judge import GroupJudge, LlmJudge
 from etude.rollout.scorer import Scorer, evaluate
 from etude.store.episodes import encode_episode
-from etude.store.facts import paired_difference
+from etude.store.facts import paired_differences
 from etude.store.run_folder import RunFolder
 
 ITEM = EvalInputItem(id="q", output_obj="x")
@@ -171,5 +171,5 @@ async def test_scores_that_are_read_back_have_their_bounds(tmp_path: Path):
                 assert first["won"].bounds == (-1.0, 1.0)
                 assert await scorer.score_single(make_item(own)) == first
             paths.append(run.path)
-    found = paired_difference(*paths)
-    assert found is not None and -2.0 <= found.low < -1.0 < 1.0 < found.high <= 2.0
+    found = paired_differences(*paths)["won"]
+    assert -2.0 <= found.low < -1.0 < 1.0 < found.high <= 2.0

@@ -28,7 +28,6 @@ from etude.core.errors import RequestError, StoreError
 
 if TYPE_CHECKING:
     from etude.core.history import Entry, History
-    from etude.core.stats import Estimate
     from etude.store.facts import RunFacts
 
 app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True, rich_markup_mode=None)
@@ -117,28 +116,21 @@ def compare(
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
-    """Compare runs: settings that differ, rewards, and the difference with its interval."""
+    """Compare runs: settings that differ, rewards, and the difference of each score with its interval."""
+    from etude.core.stats import shown_mean
     from etude.show.run_text import comparison_rows, shown_epochs, shown_state
-    from etude.store.facts import (
-        differing_settings,
-        find_run,
-        paired_difference,
-        paired_differences,
-        read_facts,
-    )
+    from etude.store.facts import differing_settings, find_run, paired_differences, read_facts
 
     if len(runs) < 2:
         raise RequestError("name two runs or more: etude runs compare RUN RUN")
     paths = [find_run(run, output_dir) for run in runs]
     facts = [read_facts(path, required=True) for path in paths]
     settings = differing_settings(paths)
-    differences = [paired_difference(paths[0], path) for path in paths[1:]]
-    by_evaluators = [paired_differences(paths[0], path) for path in paths[1:]]
+    differences = [paired_differences(paths[0], path) for path in paths[1:]]
     if as_json:
-        by_name = [{name: asdict(each) for name, each in own.items()} for own in by_evaluators]
-        rewards = [difference and asdict(difference) for difference in differences]
-        both = {"differences": rewards, "evaluator_differences": by_name}
-        emit({"runs": [run_facts.as_json() for run_facts in facts], "settings": settings, **both})
+        by_name = [{name: asdict(each) for name, each in own.items()} for own in differences]
+        runs_json = [run_facts.as_json() for run_facts in facts]
+        emit({"runs": runs_json, "settings": settings, "differences": by_name})
         return
     rows: list[tuple[Any, ...]] = [("state", *map(shown_state, facts)), ("epochs", *map(shown_epochs, facts))]
     rows += comparison_rows(facts)
@@ -147,22 +139,13 @@ def compare(
     ]
     table(("", *(run_facts.name for run_facts in facts)), rows)
     first = facts[0].name
-    for run_facts, difference, by_evaluator in zip(facts[1:], differences, by_evaluators, strict=True):
-        against = f"{run_facts.name} against {first}"
-        if difference is None and not by_evaluator:
+    for run_facts, by_evaluator in zip(facts[1:], differences, strict=True):
+        if not by_evaluator:
             say_wrapped(f"{run_facts.name}: measured on fewer than two examples that {first} was measured on")
-        if difference is not None:
-            say_wrapped(f"{against}: {_shown(difference)}")
-        for name, estimate in by_evaluator.items():
-            say_wrapped(f"{against}, {name}: {_shown(estimate)}")
+        for name, difference in by_evaluator.items():
+            mean = shown_mean(difference.mean, difference.low, difference.high, sign="+")
+            say_wrapped(f"{run_facts.name} against {first}, {name}: {mean} on {difference.n} common examples")
     next_step(hints.show(paths[-1]))
-
-
-def _shown(difference: Estimate) -> str:
-    from etude.core.stats import shown_mean
-
-    mean = shown_mean(difference.mean, difference.low, difference.high, sign="+")
-    return f"{mean} on {difference.n} common examples"
 
 
 def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:

@@ -86,27 +86,6 @@ class EntropyCollapse(Alarm, name="entropy_collapse"):
         return f"the entropy of sampled tokens has collapsed to {entropy:.3g} nats a token from {first:.3g}"
 
 
-class RepeatedOutputs(Alarm, name="repeated_outputs"):
-    """Nearly all attempts at the same example are equal, word for word (`repeated_share` of the metrics). The
-    reward is not yet in the top tenth of its range so far."""
-
-    by_default: ClassVar[bool] = True
-    remedy: ClassVar[str] = REMEDIES["all-attempts-are-alike"]
-
-    epochs: int = Field(default=2, ge=1)
-    """How many epochs in a row must have the fault before the alarm rings."""
-    above: float = Field(default=0.95, ge=0, lt=1)
-    """The share of attempts that may repeat another one."""
-
-    def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
-        share = entry.metrics.get("repeated_share")
-        if share is None:
-            return None
-        if share <= self.above or _has_learnt(entry, earlier):
-            return ""
-        return f"{100 * share:.0f} % of the attempts at the same example repeat another one word for word"
-
-
 class LengthExplosion(Alarm, name="length_explosion"):
     """Answers are several times as long as in earlier epochs (`answer_tokens` of the metrics)."""
 

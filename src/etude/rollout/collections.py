@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -68,8 +68,6 @@ class CollectionStats:
     """Per episode: Σ -log p of the sampled tokens, in nats."""
     surprise_tokens: int = 0
     """The number of tokens in `surprises`."""
-    answer_hashes: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    """By example, a hash of each successful episode's answers. Equal answers have equal hashes."""
 
     def add(self, episode: EpisodeRecord, model: str) -> None:
         """Count an episode and its calls of `model`, an entry of `llms`."""
@@ -93,13 +91,6 @@ class CollectionStats:
         self.answer_tokens += sum(completion.usage.completion_tokens for _, completion in answers)
         self.surprises.append(-math.fsum(value for values in logprobs for value in values))
         self.surprise_tokens += sum(map(len, logprobs))
-        if episode.failure is None:
-            words = (
-                completion.completion_ids
-                or (str(completion.message.get("content")), str(completion.message.get("tool_calls")))
-                for _, completion in answers
-            )
-            self.answer_hashes[episode.example.id].append(hash(tuple(words)))
 
     def metrics(self) -> dict[str, Any]:
         """Return statistics of all episodes; each is None if no episode allows it.
@@ -107,16 +98,11 @@ class CollectionStats:
         `answer_tokens`: mean tokens of an answer.
         `sampled_entropy`: -1/N Σ log p over the N sampled tokens, in nats: an unbiased estimate of the
         entropy of the sampling distributions.
-        `repeated_share`: Σ (n - d) / Σ (n - 1) over the examples with n ≥ 2 episodes. Of these n, d differ
-        word for word. The share is 0 if all differ, and 1 if all are the same.
         """
-        others = sum(len(group) - 1 for group in self.answer_hashes.values())
-        repeated = sum(len(group) - len(set(group)) for group in self.answer_hashes.values())
         tokens = self.surprise_tokens
         return {
             "answer_tokens": self.answer_tokens / self.answers if self.answers else None,
             "sampled_entropy": math.fsum(self.surprises) / tokens if tokens else None,
-            "repeated_share": repeated / others if others else None,
         }
 
     @property

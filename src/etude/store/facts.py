@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
-import re
 import shlex
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from statistics import fmean
+from typing import Any, Literal, TypeAlias
 
 from etude.config.document import KeyPath, join_path, leaves
 from etude.core.errors import EtudeError, RequestError, nearest
@@ -28,7 +26,6 @@ from etude.store.stored_config import (
     evaluated_model,
     list_evaluators,
     read_request,
-    reward_names,
     stored_data,
     trained_parts,
 )
@@ -186,16 +183,9 @@ def latest_unfinished(root: Path) -> Path:
 _LOCATIONS = (("finetuning", "output_dir"), ("finetuning", "run_configuration", "config_file"))
 """Keys that only say where files are. They do not count as differences."""
 
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-"""Matches a memory address in the repr of a Python object. It differs between processes."""
 
-
-class MeasuredExample(NamedTuple):
-    """An example that a run was measured on."""
-
-    id: str
-    content: str
-    """A hash of its inputs and its expected answer."""
+MeasuredExample: TypeAlias = tuple[str, str]
+"""The id of an example, and a hash of its inputs and its expected answer, since a data set may change."""
 
 
 def differing_settings(runs: Sequence[Path]) -> dict[str, list[Any]]:
@@ -216,60 +206,40 @@ def differing_settings(runs: Sequence[Path]) -> dict[str, list[Any]]:
 
 
 def paired_differences(first: Path, second: Path) -> dict[str, Estimate]:
-    """Return the `paired_difference` of each common evaluator, except the rewards."""
-    configs = [stored_data(run, required=False) for run in (first, second)]
-    rewards = [reward_names(data).get(None) for data in configs]
-    before, after = map(list_evaluators, configs)
-    common = [name for name in before if name in after and name not in rewards]
-    differences = {name: paired_difference(first, second, name) for name in common}
-    return {name: difference for name, difference in differences.items() if difference is not None}
+    """Return how much higher the second run's scores are, by each evaluator that both runs have.
 
-
-def paired_difference(first: Path, second: Path, evaluator: str | None = None) -> Estimate | None:
-    """Return how much higher the second run's scores are, on the examples that both were measured on.
-
-    Scores are taken from a run's evaluation, or else from its last validation. They are paired by example, so
-    that the difficulty of examples cancels out. Examples are the same if their inputs and expected answers
-    are, whatever their ids. Returns None if the runs have fewer than two examples in common. By default,
-    `evaluator` is the reward.
+    The mean scores are paired by example, so that the difficulty of examples cancels out. Evaluators with
+    fewer than two examples in common are left out.
     """
-    scores = [stored_scores(run, evaluator) for run in (first, second)]
-    measured = [means(own) for own in scores]
-    # The key is the content, and also the id if a run has several examples with this content.
-    counts = (Counter(each.content for each in own) for own in measured)
-    several = {content for contents in counts for content, count in contents.items() if count > 1}
-    before, after = (
-        {each if each.content in several else each.content: mean for each, mean in own.items()}
-        for own in measured
-    )
-    pairs = [(mean, after[key]) for key, mean in before.items() if key in after]
-    if len(pairs) < 2:
-        return None
-    bounds = shared_bounds(stored.get("bounds") for own_scores in scores for _, stored in own_scores)
-    old, new = zip(*pairs, strict=True)
-    return estimate_difference(old, new, bounds)
+    old_scores, new_scores = stored_scores(first), stored_scores(second)
+    differences = {}
+    for evaluator, old in old_scores.items():
+        new = new_scores.get(evaluator, {})
+        if len(common := [example for example in old if example in new]) >= 2:
+            bounds = shared_bounds(
+                score.get("bounds") for scores in chain(old.values(), new.values()) for score in scores
+            )
+            before, after = (
+                [fmean(each["score"] for each in scores[example]) for example in common]
+                for scores in (old, new)
+            )
+            differences[evaluator] = estimate_difference(before, after, bounds)
+    return differences
 
 
-def means(scores: Iterable[tuple[MeasuredExample, Mapping[str, Any]]]) -> dict[MeasuredExample, float]:
-    """Return the mean score of each example."""
-    values: defaultdict[MeasuredExample, list[float]] = defaultdict(list)
-    for example, stored in scores:
-        values[example].append(float(stored["score"]))
-    return {example: math.fsum(own) / len(own) for example, own in values.items()}
-
-
-def stored_scores(run: Path, evaluator: str | None = None) -> list[tuple[MeasuredExample, Mapping[str, Any]]]:
-    """Return the scores in a run's evaluation, or else in its last validation; by default the rewards."""
-    scores = []
-    evaluator = evaluator or reward_names(stored_data(run, required=False)).get(None)
+def stored_scores(run: Path) -> dict[str, dict[MeasuredExample, list[Mapping[str, Any]]]]:
+    """Return the scores in a run's evaluation, or else in its last validation, by evaluator and example."""
+    evaluators = list_evaluators(stored_data(run, required=False))
+    scores: dict[str, dict[MeasuredExample, list[Mapping[str, Any]]]] = {name: {} for name in evaluators}
     with RunFolder.read(run) as folder:
         phases = [
             phase for phase in list_phases(folder.journal) if not phase.startswith(("train/", "warm-up/"))
         ]
-        for key, data in stored_episodes(folder.journal, f"{phases[0]}/") if phases and evaluator else ():
-            stored = folder.journal.get(f"{key}/score/{evaluator}") or {}
-            if stored.get("score") is not None:
-                row = data["example"]
-                content = _ADDRESS.sub("", json.dumps([row["inputs"], row["expected"]], sort_keys=True))
-                scores.append((MeasuredExample(row["id"], content_hash(content)), stored))
+        for key, data in stored_episodes(folder.journal, f"{phases[0]}/") if phases else ():
+            row = data["example"]
+            example = (row["id"], content_hash([row["inputs"], row["expected"]]))
+            for evaluator, own in scores.items():
+                stored = folder.journal.get(f"{key}/score/{evaluator}") or {}
+                if stored.get("score") is not None:
+                    own.setdefault(example, []).append(stored)
     return scores

@@ -229,7 +229,6 @@ _SAMPLING: tuple[tuple[str, Source, str], ...] = (
     ("entropy", "sampled_entropy", "nats per sampled token"),
     ("length of answers", "answer_tokens", "tokens"),
     ("cut off", lambda entry: cut_off_share(entry.metrics.get("calls") or {}), "share of the answers"),
-    ("repeated", "repeated_share", "share of the outputs that a sibling has too"),
     ("drift", _share("drifted", "branches"), "share of the branches that a template began"),
     ("staleness", _staleness, "updates between the weights that sampled and those that learned"),
     ("trained on", "filtered_trajectories", "trajectories"),
