@@ -44,7 +44,7 @@ async def _assemble(runtime: Runtime) -> RecordedTrainer:
     return RecordedTrainer(trainer, trajectory_builder, adapter, runtime)
 
 
-async def _assemble_member(name: str, runtime: Runtime, shared: SharedProgress) -> RecordedTrainer:
+async def _assemble_member(name: str, runtime: Runtime, shared: Progress) -> RecordedTrainer:
     builder = TargetBuilder(runtime.builder, name)
     own = builder.config.finetuning
     member = replace(
@@ -54,7 +54,7 @@ async def _assemble_member(name: str, runtime: Runtime, shared: SharedProgress) 
         target_model=str(own.target_model),
         target=name,
         target_config=runtime.config.finetuning.targets[name],
-        progress=shared.view(name),
+        progress=TargetProgress(shared, name),
     )
     recorded = await _assemble(member)
     if not isinstance(recorded.trainer, EpochTrainer):
@@ -101,67 +101,46 @@ class RecordedTargets:
 
 
 class SharedProgress(Progress):
-    """One progress for several targets. It reports shared episodes once.
+    """One progress for several targets. It reports once what they share.
 
-    When one target has begun a phase, the next one does not begin it again while it reads the same episodes
-    from the journal. The reported rewards are then the first target's. A target may also have its own
-    episodes, if its builder asks for other plays or for more. With the first of them it begins the phase
-    again, without a total.
+    A target that reads the episodes of another one from the journal begins the same phase, with the same
+    total. The reported rewards are then the first target's.
     """
 
     def __init__(self, display: Progress) -> None:
         self.display: Progress = display
-        self.begin(None)
-
-    def begin(self, phase: str | None) -> None:
-        """Begin a phase that belongs to no target yet, or an epoch with no phase yet."""
-        self.current = phase
-        self.speaker: str | None = None
-        self.told: set[str] = set()
-        """The ids of the reported episodes."""
-        self.unscored: set[tuple[str, str, int]] = set()
-        """The target, example and generation of episodes whose scores are not reported yet."""
-
-    def view(self, target: str) -> Progress:
-        """Return the progress that the trainer of one target reports to."""
-        return _TargetProgress(self, target)
+        self._phase: tuple[str, int | None] | None = None
+        self._finished: set[str] = set()
+        self._scored: set[tuple[str, int]] = set()
+        """The examples and generations whose rewards the phase has reported."""
 
     def epoch_started(self, epoch: int, num_epochs: int) -> None:
-        self.begin(None)
+        self._phase = None
+        self._finished.clear()
         super().epoch_started(epoch, num_epochs)
 
     def phase(self, name: str, total: int | None = None) -> None:
-        """Begin a phase that belongs to no single target."""
-        self.begin(name)
-        super().phase(name, total)
-
-
-class _TargetProgress(Progress):
-    """The progress of one target of a run."""
-
-    def __init__(self, shared: SharedProgress, target: str) -> None:
-        self.display, self._shared, self._target = shared, shared, target
-
-    def phase(self, name: str, total: int | None = None) -> None:
-        if name != self._shared.current or self._shared.speaker == self._target:
+        if (name, total) != self._phase:
+            self._phase = (name, total)
+            self._scored.clear()
             super().phase(name, total)
-            self._shared.speaker = self._target
 
     def episode_finished(self, episode: EpisodeRecord) -> None:
-        shared = self._shared
-        if episode.id in shared.told:
-            return
-        if shared.speaker != self._target and shared.current is not None:
-            shared.display.phase(shared.current)
-            shared.speaker = self._target
-        shared.told.add(episode.id)
-        shared.unscored.add((self._target, episode.example.id, episode.generation))
-        super().episode_finished(episode)
+        if episode.id not in self._finished:
+            self._finished.add(episode.id)
+            super().episode_finished(episode)
 
     def scored(self, item: EvalOutputItem) -> None:
-        if (key := (self._target, item.id, item.generation)) in self._shared.unscored:
-            self._shared.unscored.remove(key)
+        if (item.id, item.generation) not in self._scored:
+            self._scored.add((item.id, item.generation))
             super().scored(item)
+
+
+class TargetProgress(Progress):
+    """The progress of one target of a run. Its messages begin with the target's name."""
+
+    def __init__(self, display: Progress, target: str) -> None:
+        self.display, self._target = display, target
 
     def message(self, text: str, *, warning: bool = False) -> None:
         super().message(f"{self._target}: {text}", warning=warning)
