@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 60_452,
+    "lines of source": 60_374,
     "modules": 301,
-    "lines of tests": 47_822,
+    "lines of tests": 47_740,
     "benchmark files": 14,
     "config keys": 321,
 }

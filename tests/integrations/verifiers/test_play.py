@@ -1,4 +1,4 @@
-"""Environments of the real verifiers, played with engines that are told what to say."""
+"""Environments of the real verifiers: their configs, their plays with scripted engines, and their client."""
 
 from __future__ import annotations
 
@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 
 from etude.config.import_path import make_importable
+from etude.config.load import parse_config
 from etude.core.episode import EpisodeRecord, Example, recorded_score
 from etude.core.errors import DatasetError, EngineAway, RequestError
 from etude.rollout.collector import Collector, EpisodeJob, Limits
+from etude.rollout.episode import Episode
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Journal
 from tests.integrations.verifiers import environments
+from tests.rollout.running import collect_one, tiny_engine
 from tests.support import ScriptedEngine, needs, tool_call
 
 pytestmark = [pytest.mark.verifiers, needs("verifiers")]
@@ -191,3 +194,88 @@ def test_wrong_blocks_are_named(block: Any, problem: str):
 
     with pytest.raises(RequestError, match=problem):
         read_block(block)
+
+
+def config(environment: Any, *models: str, **workflow: Any) -> Any:
+    """A config that trains, whose only line about the task is the environment."""
+    return parse_config(
+        {
+            "llms": {name: {"_type": "local", "model": "base"} for name in models},
+            "workflow": {"_type": "verifiers", "environment": environment, **workflow},
+            "trajectory_builders": {"grpo": {"_type": "grpo"}},
+            "trainer_adapters": {"local": {"_type": "local"}},
+            "finetuning": {"enabled": True}
+            | ({"targets": {name: {} for name in models}} if len(models) > 1 else {}),
+        }
+    )
+
+
+def test_dataset_rewards_and_metrics_follow_from_one_line():
+    parsed = config("sums_env", "policy")
+    assert list(parsed.eval.evaluators) == ["reward", "correct", "short", "letters"]
+    assert parsed.finetuning.reward_function.name == "reward"
+    assert parsed.eval.general.dataset.split == "train"
+    assert parsed.finetuning.run_configuration.validation_dataset.split == "validation"
+    assert parsed.finetuning.target_functions == ["*"]
+
+
+def test_each_role_has_a_model_and_a_reward_of_its_own():
+    models = {"proposer": "alice", "checker": "bob"}
+    parsed = config("two_roles_env", "alice", "bob", models=models, own_rewards=True)
+    assert dict(parsed.workflow.agents()) == models
+    rewards = {name: block.reward_function.name for name, block in parsed.finetuning.targets.items()}
+    assert rewards == {"alice": "proposer_reward", "bob": "checker_reward"}
+    assert parsed.eval.evaluators["checker_reward"].agent == "checker"
+
+
+ASK = [{"role": "user", "content": "Who?"}]
+ASKED: dict[str, dict[str, Any]] = {
+    "/chat/completions": {"messages": ASK},
+    "/responses": {"input": "Who?"},
+    "/v1/messages": {"messages": ASK, "max_tokens": 64},
+}
+
+
+def make_client(episode: Episode) -> Any:
+    from etude.integrations.verifiers.play import EpisodeCalls, EpisodeClient
+
+    return EpisodeClient(EpisodeCalls(episode), "agent")
+
+
+def find_dialect(path: str) -> Any:
+    from verifiers.v1.dialects import DIALECTS
+
+    return next(dialect for dialect in DIALECTS if dialect.upstream_path == path)
+
+
+@pytest.mark.parametrize("answer", ["It was Ada.", tool_call("search", {"q": "Ada"})], ids=["text", "tool"])
+@pytest.mark.parametrize("path", ASKED)
+async def test_a_stream_is_the_answer_that_is_recorded(path: str, answer: Any, journal: Journal):
+    from verifiers.v1.interception.server import _collect_stream
+
+    async def play(example: Any, episode: Episode) -> tuple[str | None, list[str]]:
+        dialect, body = find_dialect(path), {"model": "policy", "stream": True, **ASKED[path]}
+        read, _ = await _collect_stream(dialect, await make_client(episode).relay(dialect, body))
+        return read.message.content, [each.name for each in read.message.tool_calls or ()]
+
+    record = await collect_one(play, journal, engine=ScriptedEngine([answer]))
+    assert record.failure is None, record.failure
+    assert [call.function for call in record.calls] == ["agent"]
+    text, tools = record.output
+    assert (text or None, tools) == (("It was Ada.", []) if isinstance(answer, str) else (None, ["search"]))
+
+
+async def test_a_prompts_tokens_are_counted(journal: Journal):
+    engine = tiny_engine()
+
+    async def play(example: Any, episode: Episode) -> int:
+        dialect, body = find_dialect("/v1/messages"), {"model": "policy", "messages": ASK}
+        counted = await make_client(episode).relay_aux(dialect, "/v1/messages/count_tokens", body)
+        await episode.chat(ASK, max_tokens=1)
+        return int(counted["input_tokens"])
+
+    record = await collect_one(play, journal, engine=engine)
+    await engine.close()
+    assert record.failure is None, record.failure
+    completion = record.calls[0].completion
+    assert completion is not None and record.output == len(completion.prompt_ids or ())

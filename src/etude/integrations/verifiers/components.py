@@ -19,7 +19,6 @@ from etude.config.registry import register_dataset, register_workflow
 from etude.core.episode import Example
 from etude.core.errors import RequestError
 from etude.integrations.verifiers.environment import (
-    missing_parts,
     open_environment,
     read_block,
     require_verifiers,
@@ -85,10 +84,6 @@ class VerifiersWorkflowConfig(WorkflowConfig, name="verifiers"):
             reward=REWARD,
             reward_of_model={model: f"{role}_reward" for role, model in own.items() if self.own_rewards},
         )
-
-    def missing(self) -> list[str]:
-        """Return the missing programs, packages and keys of the roles and judges."""
-        return missing_parts(self.environment)
 
 
 @register_workflow(config_type=VerifiersWorkflowConfig)

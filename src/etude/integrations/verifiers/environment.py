@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
-import os
 import random
 import re
-import shutil
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, Literal
 
 from etude.config.import_path import note_user_module, user_code, where_raised
 from etude.core.episode import Example
-from etude.core.errors import DatasetError, MissingExtraError, RequestError, require_extra
+from etude.core.errors import DatasetError, RequestError, require_extra
 from etude.integrations.verifiers import CHAT
 
 Block = str | Mapping[str, Any]
 """The id of a taskset, or the block `[env]` of a verifiers config."""
-
-HOSTED = {"prime": "PRIME_API_KEY", "modal": "MODAL_TOKEN_ID", "e2b": "E2B_API_KEY"}
-"""Hosted runtimes, each with the environment variable for its key."""
-
-ENGINES = ("docker", "podman", "apptainer")
-"""Runtimes on this machine, by the name of their program."""
-
-SHIPPED = {"textarena": "ta", "openenv": "openenv", "harbor": "harbor"}
-"""verifiers' tasksets that need a package of the same name, each with the extra that installs it."""
 
 
 def require_verifiers() -> None:
@@ -133,44 +121,6 @@ def score_names(config: Any) -> list[str]:
     plugged = config.taskset.task
     names += [*plugged.rewards, *plugged.metrics, *(judge.name or judge.id for judge in plugged.judges)]
     return list(dict.fromkeys(names))
-
-
-def missing_parts(block: Block) -> list[str]:
-    """Return the programs, packages and keys that an environment lacks, each with a remedy.
-
-    This starts nothing and loads no task. An invalid block gives no entries here, and raises when it is
-    built.
-    """
-    try:
-        config = with_harness(read_block(block), {})
-    except (RequestError, MissingExtraError):
-        return []
-    missing: list[str] = []
-    package = config.taskset.id.replace("-", "_").lower()
-    if package in SHIPPED and importlib.util.find_spec(package) is None:
-        extra = SHIPPED[package]
-        missing.append(f"the package {package} is not installed; pip install 'verifiers[{extra}]>=0.4,<0.5'")
-    clients = {f"the judge '{judge.name or judge.id}'": judge for judge in config.taskset.task.judges}
-    for role, spec in role_configs(config).items():
-        kind, whose = spec.runtime.type, f"the agent '{role}'"
-        if spec.client:
-            clients[whose] = spec.client
-        if kind in HOSTED:
-            if not os.environ.get(HOSTED[kind]):
-                remedy = f"set {HOSTED[kind]}, or run it here: `{role}: {{runtime: {{type: docker}}}}`"
-                missing.append(f"the key of the {kind} sandbox for {whose} is not set; {remedy}")
-        elif kind in ENGINES:
-            if shutil.which(kind) is None:
-                remedy = f"install and start {kind}, or choose another `{role}: {{runtime: …}}`"
-                missing.append(f"{kind} for {whose} is not installed; {remedy}")
-        elif spec.harness.id != CHAT and shutil.which("uv") is None:
-            remedy = f"pip install uv, or `{role}: {{harness: {{id: {CHAT}}}}}`, which starts no process"
-            missing.append(f"uv for the harness '{spec.harness.id}' of {whose} is not installed; {remedy}")
-    for whose, client in clients.items():
-        if not os.environ.get(client.api_key_var):
-            key = client.api_key_var
-            missing.append(f"the key in {key} for {whose} is not set; export {key}=…")
-    return missing
 
 
 Split = Literal["train", "validation", "all"]

@@ -224,9 +224,7 @@ class VerifiersWorkflow:
             if ready.done():
                 raise
             reason = f"{type(error).__name__}: {error}"
-            ready.set_exception(
-                EnvironmentAway(f"what the environment needs did not start: {reason}. See: etude check")
-            )
+            ready.set_exception(EnvironmentAway(f"what the environment needs did not start: {reason}"))
 
 
 def _said(played: Any) -> Any:

@@ -72,7 +72,7 @@ def find_scores(traces: Sequence[Any]) -> list[Score]:
 
 
 REMEDIES = {
-    "SandboxError": "is the runtime of the agent there, and does its image run? See: etude check",
+    "SandboxError": "is the runtime of the agent there, and does its image run?",
     "TunnelError": "remote runtimes reach this machine by a tunnel, which needs a network and PRIME_API_KEY",
     "InterceptionError": "the agent's program lost its connection here; is its runtime still there?",
     "ToolsetError": "a tool server of the environment did not start; try `vf-debug` with this taskset",
