@@ -5,22 +5,17 @@ Run by `tests/test_devices.py`, in a process of its own.
 
 from __future__ import annotations
 
-from functools import partial
-
-import numpy as np
 import pytest
 import torch
 
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
-from etude.learner.kernels import block_mask
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.optimiser import Optimiser
-from etude.learner.tree import TreeLayout, token_tree
 from tests.learner.gradients import forest, to_batch
 from tests.models.tiny_models import family
-from tests.pretended import DEVICE, moved, pretending
+from tests.pretended import moved, pretending
 
 OBJECTIVES = {
     "grpo": Grpo(beta=0.1),
@@ -42,31 +37,14 @@ def evaluated(policy, name, packing):
 
 @pytest.mark.parametrize("packing", ["tree", "padded"])
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_losses_are_those_of_the_cpu(monkeypatch, name, packing):
+def test_losses_are_those_of_the_cpu(name, packing):
     config = {"head_dim": 8, "sliding_window": 6}
     wanted = evaluated(family("Gemma2Config", **config), name, packing)
-    # FlexAttention needs a real device.
-    monkeypatch.setattr(TreeLayout, "of", partial(TreeLayout.of, kernel="blocks"))
     with pretending():
         found = evaluated(moved(family("Gemma2Config", **config)), name, packing)
     assert found.keys() == wanted.keys()
     for key, value in wanted.items():
         assert found[key] == pytest.approx(value, rel=1e-4, abs=1e-5), key
-
-
-@pytest.mark.parametrize("window", [None, 4])
-def test_block_masks_are_made_there(window):
-    tree = token_tree([one.ids for one in forest(3, 60)])
-    needed = np.arange(len(tree))
-    here = TreeLayout.of(tree, torch.device("cpu"), needed, kernel="flex").block_mask(window)
-    with pretending() as waits:
-        layout = TreeLayout.of(tree, DEVICE, needed, kernel="flex")
-        assert layout.binding(4) == 4
-        assert waits.total() == 0
-        there = block_mask(layout.ends_N, layout.depths_N, window)
-        assert there.kv_indices.device == DEVICE
-        for name in ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_q_indices"):
-            assert getattr(there, name).tolist() == getattr(here, name).tolist()
 
 
 def test_masters_follow_with_one_wait():

@@ -1,18 +1,15 @@
-"""Llama's decoder with fewer passes over memory, against the model's own modules; and its kernels on CUDA."""
+"""Llama's decoder with fewer passes over memory, against the model's own modules."""
 
 from __future__ import annotations
-
-import logging
 
 import pytest
 import torch
 
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
-from etude.learner import kernels, tree_attention
+from etude.learner import tree_attention
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.tree_llama import checkpointing_layers, is_lean
-from etude.models.device import choose_device
 from etude.models.policy import LoraOptions, Policy
 from tests.learner.gradients import Gradient, assert_same, forest, get_gradient, to_batch, train
 from tests.models.tiny_models import family, fresh_policy
@@ -118,73 +115,3 @@ def test_other_models_and_layers_that_someone_stands_before_keep_their_modules()
     of = fresh_policy()
     of.model.model.layers[0].register_forward_pre_hook(lambda *_: None)
     assert not is_lean(of.model)
-
-
-needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
-ROOMS = "etude.learner.tree_llama", "etude.learner.head"
-
-
-@pytest.fixture(autouse=True)
-def however_small(monkeypatch):
-    monkeypatch.setattr(kernels, "_LEAST", 0)
-
-
-def with_formulas_of_kernels(monkeypatch):
-    for room in ROOMS:
-        monkeypatch.setattr(f"{room}.is_kernel", lambda x: True)
-
-
-@pytest.mark.parametrize("name", KNOWN)
-def test_the_formulas_of_kernels_give_the_same_gradient(monkeypatch, name):
-    of, batch = make_policy(name, lora=False), to_batch(forest(4, 12))
-    plain = get_gradient(of, batch, Grpo())
-    with_formulas_of_kernels(monkeypatch)
-    assert_same(get_gradient(of, batch, Grpo()), plain)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_compiled_they_do_too(monkeypatch, dtype):
-    """By the compiler for CPUs: that all of it compiles in one piece, and is right."""
-    batches = [to_batch(forest(4, size)) for size in (40, 60, 90)]
-    plain = [get_gradient(make_policy("Qwen3Config", False, dtype), batch, Grpo()) for batch in batches]
-    with_formulas_of_kernels(monkeypatch)
-    monkeypatch.setattr(kernels, "is_kernel", lambda x: True)
-    compiled = [get_gradient(make_policy("Qwen3Config", False, dtype), batch, Grpo()) for batch in batches]
-    for one, other in zip(compiled, plain, strict=True):
-        if dtype == torch.float32:
-            assert_same(one, other)
-        else:
-            assert cosine(one[1], other[1]) > 0.999
-
-
-@needs_cuda
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("lora", [False, True])
-@pytest.mark.parametrize("name", KNOWN)
-def test_a_gpu_has_the_gradient_of_a_cpu(name, lora, dtype):
-    batch = to_batch(forest(4, 12))
-    _, exact = get_gradient(make_policy(name, lora), batch, Grpo())
-    of = make_policy(name, lora, dtype)
-    of.device = choose_device("cuda")
-    of.model.to(of.device)
-    found = {key: value.cpu() for key, value in get_gradient(of, batch, Grpo())[1].items()}
-    assert cosine(found, exact) > (0.999999 if dtype == torch.float32 else 0.999)
-
-
-def test_where_nothing_compiles_it_is_computed_as_it_stands_and_that_is_said(monkeypatch, caplog):
-    def fails(x):
-        raise RuntimeError("no C compiler\nmore of it")
-
-    @kernels.fused
-    def double(x):
-        return x * 2
-
-    kernels._compiles.cache_clear()
-    monkeypatch.setattr(kernels, "is_kernel", lambda x: True)
-    monkeypatch.setattr(torch, "compile", lambda function, **options: fails)
-    with caplog.at_level(logging.WARNING, "etude.learner"):
-        assert [double(torch.ones(2)).tolist() for _ in range(2)] == [[2.0, 2.0]] * 2
-    kernels._compiles.cache_clear()
-    (said,) = caplog.messages
-    assert said.endswith("compiles nothing here: no C compiler")

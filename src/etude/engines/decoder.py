@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import TypeAlias
 
 import torch
 
 from etude.engines.fused_llama import FusedLlama
+from etude.engines.graph_decoder import GraphDecoder
 from etude.engines.sampler import LiveRow, append_samples
-from etude.engines.slot_decoder import CHUNK, PATIENCE, STEP_TOKENS, SlotDecoder, cuda_graphs, fuses
+from etude.engines.slot_decoder import CHUNK, MOST_ROWS, PATIENCE, STEP_TOKENS, SlotDecoder, fuses
 from etude.engines.step_inputs import Prefix, make_ragged_inputs, shared_prefixes, tensor
 from etude.models.architecture import logits_after, takes_key_value_slots
 from etude.models.device import is_large
 from etude.models.policy import Policy
 
+_LOG = logging.getLogger("etude.engine")
 _BESIDE, _BESIDE_SMALL = 256, 1024
 """Maximum number of prompt tokens in a step while other rows generate, because these wait for the step. For a
 small model, a pass costs more than its tokens."""
@@ -28,10 +31,16 @@ def make_decoder(policy: Policy, *, slots: int, deterministic: bool) -> Decoder:
     if not takes_key_value_slots(policy.model):
         return RecomputeDecoder(policy, deterministic=deterministic)
     if deterministic or not fuses(policy):
-        records = policy.device.type == "cuda" and not deterministic
-        record = cuda_graphs(policy.device) if records else None
-        return SlotDecoder(policy, slots=slots, deterministic=deterministic, record=record)
-    return RaggedDecoder(policy, slots=slots)
+        return SlotDecoder(policy, slots=slots, deterministic=deterministic)
+    if policy.device.type != "cuda":
+        return RaggedDecoder(policy, slots=slots)
+    with torch.inference_mode():
+        decoder = GraphDecoder(policy)
+        reason = decoder.why_wrong()
+    if reason is None:
+        return decoder
+    _LOG.warning("tokens are sampled by the model's own modules, more slowly: %s", reason)
+    return SlotDecoder(policy, slots=slots, deterministic=False)
 
 
 class RecomputeDecoder:
@@ -39,6 +48,8 @@ class RecomputeDecoder:
 
     With `deterministic`, each row is read alone, so that its numbers do not depend on other rows.
     """
+
+    most_rows = MOST_ROWS
 
     def __init__(self, policy: Policy, *, deterministic: bool) -> None:
         self._policy = policy
@@ -136,4 +147,4 @@ class RaggedDecoder(SlotDecoder):
         return chosen, counts
 
 
-Decoder: TypeAlias = SlotDecoder | RaggedDecoder | RecomputeDecoder
+Decoder: TypeAlias = SlotDecoder | RaggedDecoder | GraphDecoder | RecomputeDecoder

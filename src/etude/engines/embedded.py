@@ -19,6 +19,7 @@ from etude.core.job import ModelVersion
 from etude.engines.answer import TokenEngine, before_stop, sample_message
 from etude.engines.decoder import Decoder, make_decoder
 from etude.engines.sampler import LiveRow, uniforms
+from etude.engines.slot_decoder import MOST_ROWS
 from etude.models.architecture import logits_after
 from etude.models.policy import Policy
 from etude.models.text_codec import TextCodec
@@ -73,9 +74,15 @@ class EmbeddedEngine(Engine, TokenEngine):
     """
 
     def __init__(
-        self, policy: Policy, *, max_batch: int = 256, max_tokens: int = 512, deterministic: bool = False
+        self,
+        policy: Policy,
+        *,
+        max_batch: int | None = None,
+        max_tokens: int = 512,
+        deterministic: bool = False,
     ) -> None:
-        """`max_batch` requests are sampled at once; others wait. `max_tokens` is for requests without any."""
+        """`max_batch` requests are sampled at once, or as many as there is memory for; others wait.
+        `max_tokens` is for requests without any."""
         self.policy = policy
         self._max_batch = max_batch
         self._max_tokens = max_tokens
@@ -180,7 +187,8 @@ class EmbeddedEngine(Engine, TokenEngine):
                 if self._rests:
                     self._decoder, self._rests = None, False
                 self._wake.wait()
-            while self._incoming and len(active) < self._max_batch:
+            most = self._max_batch or (self._decoder.most_rows if self._decoder else MOST_ROWS)
+            while self._incoming and len(active) < most:
                 active.append(self._incoming.popleft())
             return not self._closed
 

@@ -1,4 +1,4 @@
-"""Llama's and Gemma's forward pass with a quarter of the operations, for float32 and bfloat16 on a CPU.
+"""Llama's and Gemma's forward pass with a quarter of the operations, for a CPU, and for bfloat16 on CUDA.
 
 A step of a small model takes as many microseconds as it has operations. Here, one matrix product computes all
 projections of an input, and queries and keys turn as complex numbers. A layer's keys and values are stored in
@@ -10,24 +10,53 @@ In bfloat16, the states between layers, norms and rotary embeddings are in float
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeAlias
 
 import torch
 from torch.nn import functional
 
-from etude.engines.fused_weights import AfterNorm, FusedLayer, fused_layer, is_gemma, low_rank
+from etude.engines.fused_weights import AfterNorm, FusedLayer, PackedLinear, fused_layer, is_gemma, low_rank
 from etude.engines.kv_slots import KvSlots, SlotLayer
-from etude.engines.step_inputs import RaggedInputs, RowGroup
-from etude.models.architecture import layer_kinds, without_lora
+from etude.engines.step_inputs import RaggedInputs, RowGroup, Spans
+from etude.models.architecture import SLIDING, layer_kinds, text_config, without_lora
+
+AttendSpans: TypeAlias = Callable[[torch.Tensor, SlotLayer, Spans, float, int | None], torch.Tensor]
+"""Returns the attention [N, H, D] of queries [N, H, D] to a layer's slots, given a scale and a window."""
+
+
+def flash_attention(
+    query_NHD: torch.Tensor, held: SlotLayer, spans: Spans, scale: float, window: int | None
+) -> torch.Tensor:
+    """Return the attention of rows to their own slots, by CUDA's flash kernel for rows of any length.
+
+    The kernel takes a row's first key by its place in memory, so the rows' slots may be anywhere.
+    """
+    slots, heads, columns, size = held.keys.shape
+    keys, values = (
+        each.as_strided(
+            (slots * heads * columns - (heads - 1) * columns, heads, size), (size, columns * size, 1)
+        )
+        for each in (held.keys, held.values)
+    )
+    starts = functional.pad(spans.slots * (heads * columns), (0, 1))
+    return torch.ops.aten._flash_attention_forward(  # type: ignore[no-any-return]
+        *(query_NHD, keys, values, spans.ends, starts, spans.longest, columns, 0.0, True, False),
+        scale=scale,
+        seqused_k=spans.lengths,
+        **({} if window is None else {"window_size_left": window - 1, "window_size_right": 0}),
+    )[0]
 
 
 class FusedLlama:
     """Computes the logits of the model's own forward pass, up to rounding, with LoRA weights."""
 
     @torch.no_grad()
-    def __init__(self, model: Any) -> None:
-        """`can_fuse(model)` must be true. Make a new one whenever the weights have changed."""
+    def __init__(self, model: Any, attend_spans: AttendSpans = flash_attention) -> None:
+        """`can_fuse(model)` must be true. Make a new one, or `refresh` it, when the weights have changed."""
         inner = without_lora(model)
+        self._attend_spans = attend_spans
         config, body = inner.config, inner.model
         attention = body.layers[0].self_attn
         self.dtype: torch.dtype = body.embed_tokens.weight.dtype
@@ -40,15 +69,27 @@ class FusedLlama:
         self.kinds = layer_kinds(inner)
         self._grouped = config.num_attention_heads > self.groups
         self._eps = config.rms_norm_eps
-        self._least = torch.tensor((self._eps * config.hidden_size) ** 0.5)
+        device = body.embed_tokens.weight.device
+        self._least = torch.tensor((self._eps * config.hidden_size) ** 0.5, device=device)
+        self._window: int | None = getattr(text_config(model), "sliding_window", None)
         self._embedding = body.embed_tokens.weight.detach()
         self._embedding_low = low_rank(body.embed_tokens)
         self._is_gemma = is_gemma(model)
-        root = torch.tensor(config.hidden_size**0.5, dtype=self._embedding.dtype)
+        root = torch.tensor(config.hidden_size**0.5, dtype=self._embedding.dtype, device=device)
         self._embedding_scale = root.float() if self._is_gemma else None
         self._head = AfterNorm(body.norm, [inner.lm_head])
         self._rotary = body.rotary_emb
         self._turns = dict.fromkeys(self.kinds, torch.zeros(0))
+
+    @torch.inference_mode()
+    def refresh(self, model: Any) -> None:
+        """Take the weights of a model anew into the same memory, layer by layer. Its embedding must be where
+        it was."""
+        inner = without_lora(model)
+        for mine, layer in zip(self.layers, inner.model.layers, strict=True):
+            _copy_tensors(fused_layer(layer, inner.config), mine)
+        _copy_tensors(low_rank(inner.model.embed_tokens), self._embedding_low)
+        _copy_tensors(AfterNorm(inner.model.norm, [inner.lm_head]), self._head)
 
     def __call__(self, inputs: RaggedInputs, kv: KvSlots, read: torch.Tensor) -> torch.Tensor:
         """Return the logits [B, V] after the tokens at the places `read`."""
@@ -60,8 +101,12 @@ class FusedLlama:
             heads = self._heads(layer, x_NE, turns[kind])
             query_NGRD, new = heads.tensor_split((-2,), dim=2)
             held.by_token(self.groups, self.size, self.dtype).index_copy_(0, places, new.flatten(0, 1))
-            parts = zip(query_NGRD.split_with_sizes(counts), inputs.groups, strict=True)
-            mixed = [self._attend(query, group, held, group.masks[kind]) for query, group in parts]
+            if inputs.spans is not None:
+                window = self._window if kind == SLIDING else None
+                mixed = [self._attend_spans(query_NGRD.flatten(1, 2), held, inputs.spans, self.scale, window)]
+            else:
+                parts = zip(query_NGRD.split_with_sizes(counts), inputs.groups, strict=True)
+                mixed = [self._attend(query, group, held, group.masks[kind]) for query, group in parts]
             x_NE = self._add(x_NE, layer.out(torch.cat(mixed).flatten(1)), layer.out_norm)
             gate, up = layer.gate_up.linear(self._norm(x_NE, layer.gate_up)).chunk(2, dim=1)
             gate = (
@@ -88,11 +133,12 @@ class FusedLlama:
 
     def _turns_at(self, position_N: torch.Tensor, most: int) -> dict[str, torch.Tensor]:
         """Return the complex rotary embedding [N, 1, 1, D / 2] of positions below `most`, by layer kind."""
-        half, position_1T = self.size // 2, torch.arange(most)[None]
+        half, device = self.size // 2, position_N.device
         for kind, turns in self._turns.items():
             if len(turns) < most:
                 own = (kind,) if isinstance(self._rotary.rope_type, dict) else ()
-                cos, sin = self._rotary(torch.zeros(1), position_1T, *own)
+                position_1T = torch.arange(most, device=device)[None]
+                cos, sin = self._rotary(torch.zeros(1, device=device), position_1T, *own)
                 self._turns[kind] = torch.complex(cos[0, :, :half], sin[0, :, :half])
         return {kind: turns.index_select(0, position_N)[:, None, None] for kind, turns in self._turns.items()}
 
@@ -140,6 +186,23 @@ class FusedLlama:
     def _add(self, x_NE: torch.Tensor, y_NE: torch.Tensor, norm: torch.Tensor | None) -> torch.Tensor:
         """Add a linear layer's result to the states, normed first if `norm` is given."""
         return x_NE.add_(y_NE) if norm is None else x_NE.addcmul_(self._divide_by_length(y_NE), norm)
+
+
+def _copy_tensors(source: Any, target: Any) -> None:
+    if held := [*_tensors(target)]:
+        torch._foreach_copy_(held, [*_tensors(source)])
+
+
+def _tensors(part: Any) -> Iterator[torch.Tensor]:
+    """Yield the tensors of a part of a fused model, in order."""
+    if isinstance(part, torch.Tensor):
+        yield part
+    elif is_dataclass(part):
+        for field in fields(part):
+            yield from _tensors(getattr(part, field.name))
+    elif isinstance(part, AfterNorm | PackedLinear):
+        for value in vars(part).values():
+            yield from _tensors(value)
 
 
 def _attend_with_prefix(

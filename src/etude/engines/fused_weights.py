@@ -43,13 +43,13 @@ class PackedLinear:
     """A linear layer, `x @ weight.T + bias`, with its LoRA weights if they are not merged."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, low: LowRank | None = None) -> None:
-        """`weight` [out, in], `bias` [out] and `low` have one dtype and are on a CPU."""
+        """`weight` [out, in], `bias` [out] and `low` have one dtype and are on one device."""
         self._bias, self._low, self._dtype = bias, low, weight.dtype
         # This CPU's oneDNN may lack the instructions for bfloat16.
         packs = torch.backends.mkldnn.is_available() and (  # type: ignore[no-untyped-call]
             weight.dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
         )
-        self._is_packed = weight.numel() >= _LEAST and bool(packs)
+        self._is_packed = weight.device.type == "cpu" and weight.numel() >= _LEAST and bool(packs)
         self._weight = weight.detach().t()
         if self._is_packed:  # Keep only the packed copy: the other one would take as much memory again.
             self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)
@@ -94,16 +94,25 @@ class FusedLayer:
 
 
 def can_fuse(model: Any) -> bool:
-    """Return whether FusedLlama supports the whole model, which must be on a CPU."""
-    if any(value.device.type != "cpu" for value in model.parameters()):
+    """Return whether FusedLlama supports the whole model: on a CPU, or on CUDA in bfloat16."""
+    devices = {value.device.type for value in model.parameters()}
+    if devices not in ({"cpu"}, {"cuda"}):
         return False
     config = without_lora(model).config
+    if devices == {"cuda"} and not (model.dtype == torch.bfloat16 and _flash_takes(config)):
+        return False
     if is_gemma(model):
         caps = "attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"
         activation = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
         knows_rest = activation == "gelu_pytorch_tanh" and not any(getattr(config, cap, None) for cap in caps)
         return _is_plain(model, _GEMMAS) and knows_rest
     return is_llama(model)
+
+
+def _flash_takes(config: Any) -> bool:
+    """Return whether CUDA's flash kernels take heads of this width."""
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return bool(size % 8 == 0 and size <= 256)
 
 
 def is_llama(model: Any) -> bool:

@@ -77,12 +77,16 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         slots, columns = self._owner.slots, self._owner.columns
         shapes = [(slots, x.shape[1], columns, x.shape[3]) for x in (key_states, value_states)]
         if shapes[0] == shapes[1]:
-            self._both = _zeros((2, *shapes[0]), key_states)
-            self.keys, self.values = self._both.unbind()
-            self._by_token = self._both.view(2, -1, shapes[0][3]).transpose(0, 1)
+            self.hold(_zeros((2, *shapes[0]), key_states))
         else:
             self.keys, self.values = (_zeros(shape, key_states) for shape in shapes)
         self.is_initialized = True
+
+    def hold(self, both: torch.Tensor) -> None:
+        """Hold keys and values in a tensor [2, slots, heads, columns, head_dim]."""
+        self._both, self.is_initialized = both, True
+        self.keys, self.values = both.unbind()
+        self._by_token = both.view(2, -1, both.shape[-1]).transpose(0, 1)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any

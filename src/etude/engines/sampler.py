@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-import numpy
 import torch
 
 from etude.core.call import Sampling
@@ -59,32 +58,45 @@ def uniforms(key: int) -> Iterator[float]:
 def append_samples(rows: Sequence[LiveRow], logits_BV: torch.Tensor) -> None:
     """Draw one token for each row from its logits. Raises EngineError if they are not finite."""
     device = logits_BV.device
-    numbers = numpy.array([next(row.uniform) for row in rows], numpy.float32)
-    uniform_B1 = copy_to_device(torch.from_numpy(numbers[:, None]), device)
+    uniform_B1 = copy_to_device(torch.tensor([[next(row.uniform)] for row in rows]), device)
     shapes = [None if row.shaper is None else row.shaper.shape() for row in rows]
+    greedy = [row.sampling.temperature == 0 for row in rows]
+    greedy_B1 = copy_to_device(torch.tensor(greedy)[:, None], device) if any(greedy) else None
     probs_BV = torch.softmax(adjust_logits(logits_BV, shapes), dim=-1)
-    # Inverse-CDF sampling uses one uniform number per token, so a row's draw depends on that row alone.
-    cdf_BV = probs_BV.cumsum(dim=-1)
-    # The product must not be rounded up to the total: there is no token past the end.
-    threshold_B1 = uniform_B1.clamp(max=1 - 2**-23).mul_(cdf_BV[:, -1:])
-    ids_B1 = torch.searchsorted(cdf_BV, threshold_B1, right=True)
-    if any(greedy := [row.sampling.temperature == 0 for row in rows]):
-        greedy_B1 = copy_to_device(torch.tensor(greedy)[:, None], device)
-        ids_B1 = torch.where(greedy_B1, probs_BV.argmax(dim=-1, keepdim=True), ids_B1)
-    ids_B1 = ids_B1.clamp(0, probs_BV.shape[1] - 1)  # A search among NaN returns a place outside.
-    logprobs_B = probs_BV.gather(1, ids_B1).log_()[:, 0].tolist()
-    if -math.inf in logprobs_B:
-        # A device that adds in parallel may round up at a token that has no mass: the likeliest one is drawn.
-        ids_B1 = torch.where(probs_BV.gather(1, ids_B1) > 0, ids_B1, probs_BV.argmax(dim=-1, keepdim=True))
-        logprobs_B = probs_BV.gather(1, ids_B1).log_()[:, 0].tolist()
-    if any(map(math.isnan, logprobs_B)):
-        raise EngineError(
-            "the model's logits are not finite: its weights are damaged, or overflow in its dtype"
-        )
-    for index, (row, token, logprob) in enumerate(zip(rows, ids_B1[:, 0].tolist(), logprobs_B, strict=True)):
-        row.ids.append(token)
-        row.logprobs.append(logprob)
+    ids_B, logprobs_B = draw(probs_BV, uniform_B1, greedy_B1)
+    append(rows, ids_B.tolist(), logprobs_B.tolist())
+    for index, row in enumerate(rows):
         if row.top:
             best, tokens = probs_BV[index].topk(min(row.top, probs_BV.shape[1]))
             row.top_logprobs.append(tuple(zip(tokens.tolist(), best.log().tolist(), strict=True)))
     advance([(row.shaper, row.ids[-1]) for row in rows if row.shaper is not None], logits_BV.shape[1])
+
+
+def draw(
+    probs_BV: torch.Tensor, uniform_B1: torch.Tensor, greedy_B1: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a token for each row, drawn by its uniform number or the likeliest, and its logprob, both [B].
+
+    Inverse-CDF sampling uses one uniform number per token, so a row's draw depends on that row alone.
+    """
+    cdf_BV, best_B1 = probs_BV.cumsum(dim=-1), probs_BV.argmax(dim=-1, keepdim=True)
+    # The product must not be rounded up to the total: there is no token past the end.
+    threshold_B1 = uniform_B1.clamp(max=1 - 2**-23) * cdf_BV[:, -1:]
+    # A search among NaN returns a place outside.
+    ids_B1 = torch.searchsorted(cdf_BV, threshold_B1, right=True).clamp(0, probs_BV.shape[1] - 1)
+    if greedy_B1 is not None:
+        ids_B1 = torch.where(greedy_B1, best_B1, ids_B1)
+    # A device that adds in parallel may round up at a token that has no mass.
+    ids_B1 = torch.where(probs_BV.gather(1, ids_B1) > 0, ids_B1, best_B1)
+    return ids_B1[:, 0], probs_BV.gather(1, ids_B1).log_()[:, 0]
+
+
+def append(rows: Sequence[LiveRow], ids: Sequence[int], logprobs: Sequence[float]) -> None:
+    """Append a drawn token to each row. Raises EngineError if a logprob is no number."""
+    if any(map(math.isnan, logprobs)):
+        raise EngineError(
+            "the model's logits are not finite: its weights are damaged, or overflow in its dtype"
+        )
+    for row, token, logprob in zip(rows, ids, logprobs, strict=True):
+        row.ids.append(token)
+        row.logprobs.append(logprob)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import TypeAlias
 
 import torch
 
-from etude.core.errors import first_line
 from etude.engines.fused_llama import FusedLlama
 from etude.engines.fused_weights import can_fuse
 from etude.engines.kv_slots import COLUMN_STEP, KvSlots, SlotTable, StepPlan, rounded_up
 from etude.engines.sampler import LiveRow, append_samples
 from etude.engines.step_inputs import InputMaker, tensor
-from etude.models.architecture import layer_kinds, logit_error
+from etude.models.architecture import layer_kinds
 from etude.models.policy import Policy
 
 CHUNK = 256
 """Maximum number of one row's tokens in a step. It is fixed, so that a prompt is always cut the same way."""
 STEP_TOKENS = 8192
 """Maximum number of tokens of all rows in a step."""
+MOST_ROWS = 256
+"""Maximum number of rows that are sampled at a time on a CPU."""
 PATIENCE = 8
 """Steps that a prompt waits for other prompts before it is read alone."""
 _FIXED_ROWS = 32
@@ -43,11 +42,10 @@ class SlotDecoder:
     turn, because a token read in a prompt differs from the same token read alone.
     """
 
-    def __init__(
-        self, policy: Policy, *, slots: int, deterministic: bool, record: Record | None = None
-    ) -> None:
-        """`slots` conversations keep their keys and values between two turns. `record` records steps of
-        single tokens for replay; their shapes then depend on the other rows."""
+    most_rows = MOST_ROWS
+
+    def __init__(self, policy: Policy, *, slots: int, deterministic: bool) -> None:
+        """`slots` conversations keep their keys and values between two turns."""
         self._policy = policy
         self._deterministic = deterministic
         self._kinds = layer_kinds(policy.model)
@@ -56,8 +54,6 @@ class SlotDecoder:
         self._inputs = InputMaker(policy)
         self._postponed = 0
         self._fused = self._make_fused_model()
-        weights = policy.model.parameters()
-        self._graphs = None if record is None else StepGraphs(self._leading_logits, record, self._kv, weights)
 
     @torch.inference_mode()
     def step(self, rows: Sequence[LiveRow]) -> list[LiveRow]:
@@ -83,11 +79,10 @@ class SlotDecoder:
         self._table.forget()
         del self._fused  # First, or both copies would be in memory at once.
         self._fused = self._make_fused_model()
-        if self._graphs is not None:
-            self._graphs.renew(self._policy.model.parameters())
 
     def _make_fused_model(self) -> FusedLlama | None:
-        return FusedLlama(self._policy.model) if fuses(self._policy) else None
+        is_here = self._policy.device.type == "cpu"
+        return FusedLlama(self._policy.model) if is_here and fuses(self._policy) else None
 
     def _take_in(self, rows: Sequence[LiveRow]) -> None:
         """Give slots to new rows, and copy the tokens that they need not read."""
@@ -140,8 +135,6 @@ class SlotDecoder:
     def _forward(self, rows: list[LiveRow]) -> torch.Tensor:
         """Return the logits [., V] of rows that are then read completely; mark the tokens read as cached."""
         counts = [min(row.pending, CHUNK) for row in rows]
-        if self._graphs is not None and max(counts) == 1:
-            return self._replay_step(rows, self._graphs)
         if self._deterministic:
             width, span = _fixed_shape(rows[0])
             fill = _fixed_rows(width) - len(rows)
@@ -165,22 +158,6 @@ class SlotDecoder:
         logits_BV = self._logits(plan)
         return logits_BV if len(read) == len(slots) else logits_BV[read]
 
-    def _replay_step(self, rows: list[LiveRow], graphs: StepGraphs) -> torch.Tensor:
-        """Return the logits [B, V] after single tokens of rows in the first slots, from a recorded step."""
-        longest = max(row.cached for row in rows) + 1
-        self._kv.reserve(self._table.lengths(), graphs.shape(len(rows), longest)[1])
-        count, span = graphs.shape(len(rows), longest)
-        # Padding rows write to the waste bin of other rows' slots, and harm nothing there.
-        logits_BV = graphs(self._inputs.numbers(rows, (count, 1), self._kv), span)
-        for row in rows:
-            row.cached += 1
-        return logits_BV[: len(rows)]
-
-    def _leading_logits(self, numbers_3B1: torch.Tensor, span: int) -> torch.Tensor:
-        """Return the logits [B, V] after single tokens in the first slots."""
-        slot_B = torch.arange(numbers_3B1.shape[1], device=numbers_3B1.device)
-        return self._logits(self._inputs.plan(numbers_3B1, slot_B, span, self._kv, leading=True))
-
     def _logits(self, plan: StepPlan) -> torch.Tensor:
         """Return the logits [B, V] after each row's last token."""
         if self._fused is not None:
@@ -201,9 +178,14 @@ class SlotDecoder:
 
 
 def fuses(policy: Policy) -> bool:
-    """Return whether to make a faster copy of the model; large ones that policies share get none."""
-    parameters = sum(value.numel() for value in policy.model.parameters()) if policy.shares_base else 0
-    return parameters <= _COPIED and can_fuse(policy.model)
+    """Return whether to make a faster copy of the model. Large ones that policies share get none, and on CUDA
+    those whose copy would take half of the free memory."""
+    parameters = sum(value.numel() for value in policy.model.parameters())
+    if policy.device.type == "cuda":
+        room = 4 * parameters <= torch.cuda.mem_get_info(policy.device)[0]
+    else:
+        room = not policy.shares_base or parameters <= _COPIED
+    return room and can_fuse(policy.model)
 
 
 def _fixed_shape(row: LiveRow) -> tuple[int, int]:
@@ -215,126 +197,3 @@ def _fixed_shape(row: LiveRow) -> tuple[int, int]:
 
 def _fixed_rows(width: int) -> int:
     return _FIXED_ROWS if width == 1 else _FIXED_TOKENS // width
-
-
-_LOG = logging.getLogger("etude.engine")
-
-_KEPT = 64
-"""Maximum number of graphs."""
-_SPAN = 256
-"""Minimum number of columns by which spans grow."""
-
-Forward: TypeAlias = Callable[[torch.Tensor, int], torch.Tensor]
-"""Maps numbers [3, B, 1] (ids, positions and columns) and a span to logits [B, V]."""
-Replay: TypeAlias = Callable[[], torch.Tensor]
-Record: TypeAlias = Callable[[Callable[[], torch.Tensor]], tuple[torch.Tensor, Replay]]
-"""Runs a function; returns its result, and a function that repeats it on the current contents of memory.
-Raises RuntimeError if the function cannot be recorded."""
-
-
-class StepGraphs:
-    """Recorded forward passes of the rows in the first slots, by shape."""
-
-    def __init__(
-        self, forward: Forward, record: Record, kv: KvSlots, weights: Iterable[torch.Tensor]
-    ) -> None:
-        """`forward` reads and writes `kv`, and reads `weights`."""
-        self._forward, self._record, self._kv = forward, record, kv
-        self._graphs: dict[tuple[int, int], tuple[torch.Tensor, Replay]] = {}
-        """The memory of the numbers and the graph, by rows and span; least recently used first."""
-        self._slots = kv.slots, kv.columns
-        self._weights = _places(weights)
-        self._refused = False
-
-    def shape(self, rows: int, length: int) -> tuple[int, int]:
-        """Return padded rows and span for this many rows, the longest of which has `length` tokens.
-
-        Rows are rounded up to a quarter of a power of two. This padding is free where a step takes as long as
-        reading the weights. Spans are rounded up to an eighth.
-        """
-        span = rounded_up(length, max(_SPAN, _quarter(length) // 2))
-        return min(rounded_up(rows, _quarter(rows)), self._kv.slots), span
-
-    def __call__(self, numbers_3B1: torch.Tensor, span: int) -> torch.Tensor:
-        """Return the logits [B, V], in memory that later calls overwrite."""
-        if self._refused:
-            return self._forward(numbers_3B1, span)
-        if self._slots != (self._kv.slots, self._kv.columns):
-            self._slots = self._kv.slots, self._kv.columns
-            self._graphs.clear()
-        key = numbers_3B1.shape[1], span
-        graph = self._graphs.pop(key, None)
-        if graph is None:
-            return self._record_first_step(key, numbers_3B1)
-        self._graphs[key] = graph
-        own_3B1, replay = graph
-        own_3B1.copy_(numbers_3B1)
-        return replay()
-
-    def renew(self, weights: Iterable[torch.Tensor]) -> None:
-        """Drop all graphs if changed weights are in other memory; otherwise the graphs stay valid."""
-        if (places := _places(weights)) != self._weights:
-            self._weights = places
-            self._graphs.clear()
-
-    def _record_first_step(self, key: tuple[int, int], numbers_3B1: torch.Tensor) -> torch.Tensor:
-        """Record a shape, and compare its replay with the plain step. If they differ, steps stay plain."""
-        while len(self._graphs) >= _KEPT:
-            del self._graphs[next(iter(self._graphs))]
-        own_3B1, span = numbers_3B1.clone(), key[1]
-        try:
-            plain_BV, replay = self._record(lambda: self._forward(own_3B1, span))
-            off = logit_error(replay(), plain_BV, plain_BV.dtype)
-            if off is not None:
-                raise RuntimeError(f"a replay's logits are off by {off} of the largest")
-        except RuntimeError as error:
-            _LOG.warning("tokens are sampled without CUDA graphs, more slowly: %s", first_line(error))
-            self._refused = True
-            self._graphs.clear()
-            return self._forward(numbers_3B1, span)
-        self._graphs[key] = own_3B1, replay
-        return plain_BV
-
-
-def cuda_graphs(device: torch.device) -> Record:
-    """Return a recorder of graphs that share memory: each replay overwrites the result of the last."""
-    with torch.cuda.device(device):
-        pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
-
-    def capture(function: Callable[[], torch.Tensor]) -> tuple[torch.cuda.CUDAGraph, torch.Tensor]:
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may still allocate memory on the device.
-        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
-        try:
-            return graph, function()
-        finally:
-            graph.capture_end()
-
-    with torch.cuda.stream(stream):
-        # Shared memory is freed with the last graph in it, and cannot be allocated again.
-        anchor = capture(lambda: torch.zeros(1, device=device))
-
-    def record(function: Callable[[], torch.Tensor]) -> tuple[torch.Tensor, Replay]:
-        usual = torch.cuda.current_stream(device)
-        stream.wait_stream(usual)
-        with torch.cuda.stream(stream):
-            plain = function()  # This makes one-time allocations, such as workspaces for matrix products.
-            graph, result = capture(function)
-        usual.wait_stream(stream)
-
-        def replay(beside: object = anchor) -> torch.Tensor:
-            graph.replay()
-            return result
-
-        return plain, replay
-
-    return record
-
-
-def _places(weights: Iterable[torch.Tensor]) -> list[int]:
-    return [weight.data_ptr() for weight in weights]
-
-
-def _quarter(count: int) -> int:
-    """Return a quarter of the next power of two, at least 1."""
-    return max(1, (1 << (count - 1).bit_length()) // 4)

@@ -161,6 +161,22 @@ class RaggedInputs:
     column_N: torch.Tensor
     """Columns that keys and values are written to."""
     groups: list[RowGroup]
+    spans: Spans | None = None
+    """How rows attend on CUDA, in place of groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """Rows of any length that attend in one call of a flash kernel. All tensors are int32."""
+
+    ends: torch.Tensor
+    """Where each row's tokens begin in the pass, and where the last row's end, [R + 1]."""
+    slots: torch.Tensor
+    """Slot of each row, [R]."""
+    lengths: torch.Tensor
+    """Number of tokens of each row with those of this pass, [R]."""
+    longest: int
+    """Maximum number of a row's tokens in the pass."""
 
 
 def make_ragged_inputs(

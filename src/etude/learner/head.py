@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from etude.learner.kernels import fused, is_kernel
 from etude.models.architecture import logit_error, logits_after, text_config, without_lora
 from etude.models.device import copy_to_device
 from etude.models.distribution import Adjustment, adjust_logits
@@ -156,7 +155,6 @@ class _Tempered(torch.autograd.Function):
         return of_hidden, of_weight, None, None
 
 
-@fused
 def _select_logprobs(logits_RV: Tensor, target_R1: Tensor, cold_R1: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the tokens' logprobs, and the logits' log-sum-exp, both [R, 1]."""
     logits_RV = _cool(logits_RV, cold_R1)
@@ -164,17 +162,12 @@ def _select_logprobs(logits_RV: Tensor, target_R1: Tensor, cold_R1: Tensor | Non
     return logits_RV.gather(1, target_R1) - sums_R1, sums_R1
 
 
-@fused
 def _become_gradient(
     logits_RV: Tensor, target_R1: Tensor, cold_R1: Tensor | None, sums_R1: Tensor, grad_R1: Tensor
 ) -> None:
     """Overwrite logits with their gradient. With probabilities p, log p_t has the gradient 1_t - p."""
     grad_RV = _cool(logits_RV, cold_R1).sub_(sums_R1).exp_().mul_(grad_R1).neg_()
-    if is_kernel(logits_RV):
-        is_target_RV = torch.arange(logits_RV.shape[1], device=logits_RV.device) == target_R1
-        grad_RV = torch.where(is_target_RV, grad_RV + grad_R1, grad_RV)
-    else:
-        grad_RV.scatter_add_(1, target_R1, grad_R1)
+    grad_RV.scatter_add_(1, target_R1, grad_R1)
     logits_RV.copy_(grad_RV if cold_R1 is None else grad_RV.mul_(cold_R1))
 
 

@@ -7,13 +7,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from functools import cached_property
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
-
-from etude.learner.kernels import block_mask, padded_size
 
 Places: TypeAlias = npt.NDArray[np.int64]
 """Indices of a tree's tokens."""
@@ -27,10 +26,6 @@ _SPAN = 512
 blocks without a mask."""
 _KEPT_SCORES = 1 << 22
 """Masks with this many scores in total are kept from layer to layer; larger ones are made again."""
-
-Kernel: TypeAlias = Literal["blocks", "flex", "plain flex"]
-"""How to compute attention: one call per block, which suits the CPU, or with FlexAttention. The plain version
-of FlexAttention is for tests, and takes memory for all pairs of tokens."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,7 +101,6 @@ class Block:
         return self.stop - self.start, self.high - self.low
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Queries:
     """Some of a tree's tokens, and the keys that they attend to, block by block.
 
@@ -115,67 +109,117 @@ class Queries:
     spans themselves, and subtrees so small that cutting them does not pay.
     """
 
-    places_Q: torch.Tensor
-    """Places of the queries, in rising order."""
-    own: tuple[Block, ...]
-    """Each query with the tokens of its span or its subtree, some of which it may not see."""
-    back: tuple[Block, ...]
-    """Queries with an earlier span, all of which they see."""
-    own_scores: int
-    back_scores: int
-    """Total number of scores in the blocks."""
+    def __init__(self, tree: TokenTree, places: Places, device: torch.device, most: int) -> None:
+        """`places` are those of the queries, in rising order. Masked blocks have up to `most`."""
+        self.places_Q = torch.from_numpy(places).to(device)
+        self._cut = tree, places, most
 
-    @classmethod
-    def of(cls, tree: TokenTree, places: Places, device: torch.device, most: int | None) -> Queries:
-        """Make the queries at `places`, in rising order. Masked blocks have up to `most`; None: no blocks."""
-        blocks = [] if most is None else list(_blocks(tree, places, most))
-        own = tuple(block for block in blocks if block.high > places[block.start])
-        back = tuple(block for block in blocks if block.high <= places[block.start])
-        scores = (sum(math.prod(block.shape) for block in part) for part in (own, back))
-        return cls(torch.from_numpy(places).to(device), own, back, *scores)
+    @cached_property
+    def blocks(self) -> tuple[Block, ...]:
+        """All blocks."""
+        return tuple(_blocks(*self._cut))
+
+    @cached_property
+    def own(self) -> tuple[Block, ...]:
+        """Each query with the tokens of its span or its subtree, some of which it may not see."""
+        return tuple(block for block in self.blocks if block.high > self._cut[1][block.start])
+
+    @cached_property
+    def back(self) -> tuple[Block, ...]:
+        """Queries with an earlier span, all of which they see."""
+        return tuple(block for block in self.blocks if block.high <= self._cut[1][block.start])
+
+    @cached_property
+    def scores(self) -> tuple[int, int]:
+        """Total number of scores in the blocks of `own`, and in those of `back`."""
+        own, back = (sum(math.prod(block.shape) for block in part) for part in (self.own, self.back))
+        return own, back
 
 
-@dataclass(slots=True, eq=False)
-class TreeLayout:
-    """How the N tokens of a forward pass attend to each other; the model receives it as `tree=`.
+@dataclass(frozen=True, slots=True, eq=False)
+class Level:
+    """Ranges of queries, each of which sees a range of keys: all of it, or all up to itself."""
 
-    For FlexAttention, N is more than the tree's tokens: tokens without a parent pad its last block.
+    queries_Q: torch.Tensor | None
+    keys_K: torch.Tensor | None
+    """Places in the tree; None for all tokens."""
+    query_ends: torch.Tensor
+    key_ends: torch.Tensor
+    """Where the ranges begin among these places, and where the last one ends, int32."""
+    longest: tuple[int, int]
+    """The longest ranges of queries and of keys."""
+
+
+def make_levels(tree: TokenTree, device: torch.device) -> list[Level]:
+    """Return levels that together have every pair of a token and one that it sees, once.
+
+    In the first, tokens see their own span without branches up to themselves. In the others, the tokens after
+    a span see all of it. Spans with the same number of spans before them share a level.
     """
+    starts = np.flatnonzero(np.diff(tree.ends, prepend=-1))
+    stops, after = np.append(starts[1:], len(tree)), tree.ends[starts]
+    ends = _ends(starts, stops, device)
+    longest = int((stops - starts).max())
+    levels, open_ends = [Level(None, None, ends, ends, (longest, longest))], list[int]()
+    spans: list[list[int]] = []
+    for index, (start, end) in enumerate(zip(starts.tolist(), after.tolist(), strict=True)):
+        while open_ends and open_ends[-1] <= start:
+            open_ends.pop()
+        if end > stops[index]:
+            if len(spans) == len(open_ends):
+                spans.append([])
+            spans[len(open_ends)].append(index)
+        open_ends.append(end)
+    for found in spans:
+        ranges = [(stops[found], after[found]), (starts[found], stops[found])]
+        places = [
+            torch.from_numpy(np.concatenate([np.arange(*one) for one in zip(*each, strict=True)])).to(device)
+            for each in ranges
+        ]
+        most = [int((high - low).max()) for low, high in ranges]
+        cuts = [_ends(*each, device) for each in ranges]
+        levels.append(Level(places[0], places[1], cuts[0], cuts[1], (most[0], most[1])))
+    return levels
 
+
+def _ends(starts: Places, stops: Places, device: torch.device) -> torch.Tensor:
+    return torch.from_numpy(np.cumsum(np.append(0, stops - starts)).astype(np.int32)).to(device)
+
+
+@dataclass(eq=False)
+class TreeLayout:
+    """How the N tokens of a forward pass attend to each other; the model receives it as `tree=`."""
+
+    tree: TokenTree
     depths_N: torch.Tensor
     ends_N: torch.Tensor
-    depth: int
-    """The greatest depth."""
-    kernel: Kernel
     all: Queries
     last: Queries
     """Queries of the last layer, where only tokens that precede a choice matter."""
     windows: list[int | None] = field(default_factory=list)
     """The sliding window of each attention that was computed."""
-    _masks: dict[Any, Any] = field(default_factory=dict)
+    _masks: dict[Any, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(
-        cls,
-        tree: TokenTree,
-        device: torch.device,
-        needed: Places,
-        most: int = _OWN,
-        kernel: Kernel | None = None,
-    ) -> TreeLayout:
+    def of(cls, tree: TokenTree, device: torch.device, needed: Places, most: int = _OWN) -> TreeLayout:
         """Return the layout of a tree with at least one token.
 
         `needed` are the places, in rising order, whose last hidden states are needed.
         """
-        kernel = kernel or ("flex" if device.type == "cuda" else "blocks")
-        size, cut = len(tree), kernel == "blocks"
-        # Padding attends only to itself.
-        more = 0 if cut else padded_size(size) - size
-        depths = torch.from_numpy(np.pad(tree.depths, (0, more))).to(device)
-        ends = torch.from_numpy(np.concatenate([tree.ends, np.arange(size, size + more) + 1])).to(device)
-        every = Queries.of(tree, np.arange(size), device, most if cut else None)
-        last = every if len(needed) == size else Queries.of(tree, needed, device, most if cut else None)
-        return cls(depths, ends, int(tree.depths.max()), kernel, every, last)
+        depths, ends = (torch.from_numpy(each).to(device) for each in (tree.depths, tree.ends))
+        every = Queries(tree, np.arange(len(tree)), device, most)
+        last = every if len(needed) == len(tree) else Queries(tree, needed, device, most)
+        return cls(tree, depths, ends, every, last)
+
+    @cached_property
+    def depth(self) -> int:
+        """The greatest depth."""
+        return int(self.tree.depths.max())
+
+    @cached_property
+    def levels(self) -> list[Level]:
+        """The same as the blocks of all queries, for kernels that take many ranges at a time."""
+        return make_levels(self.tree, self.depths_N.device)
 
     def binding(self, sliding_window: int | None) -> int | None:
         """Return the window, if any token is too deep to see its sequence's first token; else None."""
@@ -198,21 +242,15 @@ class TreeLayout:
             return None
         name = queries is self.last, block, window, dtype
         if name in self._masks:
-            return self._masks[name]  # type: ignore[no-any-return]
+            return self._masks[name]
         query_Q1, known = queries.places_Q[block.queries, None], 0 if window else block.known
         keys = torch.arange(block.low + known, block.high, device=self.ends_N.device)
         mask = torch.zeros(block.shape, device=keys.device, dtype=dtype)
         mask[:, known:] = torch.where(self.attends(query_Q1, keys, window), 0.0, float("-inf"))
-        if self.all.own_scores + (self.all.back_scores if window else 0) <= _KEPT_SCORES:
+        own, back = self.all.scores
+        if own + (back if window else 0) <= _KEPT_SCORES:
             self._masks[name] = mask
         return mask
-
-    def block_mask(self, window: int | None) -> Any:
-        """Return the same as a block mask of FlexAttention."""
-        name = "blocks", window
-        if name not in self._masks:
-            self._masks[name] = block_mask(self.ends_N, self.depths_N, window)
-        return self._masks[name]
 
 
 def _blocks(tree: TokenTree, places: Places, most: int) -> Iterator[Block]:

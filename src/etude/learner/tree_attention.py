@@ -1,4 +1,4 @@
-"""Attention over token trees: block by block on the CPU, with FlexAttention's block masks on CUDA."""
+"""Attention over token trees: block by block, or level by level with CUDA's flash kernels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from etude.learner import kernels
+from etude.learner import flash_attention
 from etude.learner.tree import Block, Queries, TreeLayout
 from etude.models.architecture import text_config
 
@@ -59,8 +59,7 @@ def _attend(
 ) -> tuple[Tensor, None]:
     """Attend with queries [1, H, N, D] to keys and values [1, G, N, D], H a multiple of G; give [1, N, H, D].
 
-    Raises ValueError for attention with more than a scale, a window and a softcap. Also raises it if
-    FlexAttention is needed and does not run.
+    Raises ValueError for attention with more than a scale, a window and a softcap.
     """
     if (
         dropout
@@ -72,12 +71,21 @@ def _attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     last = getattr(module, "layer_idx", None) == text_config(module).num_hidden_layers - 1
     queries = tree.last if last else tree.all
-    spec = AttentionSpec(tree, queries, kernels.Scores(scale, softcap, tree.binding(sliding_window)))
-    if queries is tree.all or tree.kernel != "blocks":
+    spec = AttentionSpec(tree, queries, Scores(scale, softcap, tree.binding(sliding_window)))
+    if queries is tree.all or spec.uses_levels(query, value.shape[-1]):
         return attend(query[0], key[0], value[0], spec).unsqueeze(0), None
     out_QHD = attend(query[0].index_select(1, queries.places_Q), key[0], value[0], spec)
     out_NHD = query.new_zeros(query.shape[2], *out_QHD.shape[1:])
     return out_NHD.index_copy(0, queries.places_Q, out_QHD).unsqueeze(0), None
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """How scores follow from queries and keys, except for which tokens attend to which."""
+
+    scale: float
+    softcap: float | None = None
+    window: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -86,26 +94,54 @@ class AttentionSpec:
 
     tree: TreeLayout
     queries: Queries
-    scores: kernels.Scores
+    scores: Scores
     """Its window comes from `TreeLayout.binding`."""
     kept: list[_Attended] | None = None
     """Holds the first forward pass's result for the second pass of gradient checkpointing."""
+
+    def uses_levels(self, x: Tensor, size: int) -> bool:
+        """Return whether flash kernels compute it, for heads of this width with the device and precision of
+        `x`. Their queries are always all tokens."""
+        plain = self.scores.softcap is None and self.scores.window is None
+        return plain and flash_attention.takes_flash(x, size)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
     """Attend with queries [H, Q, D] to keys [G, N, D] and values [G, N, W], H a multiple of G.
 
-    Returns [Q, H, W]. Raises ValueError if FlexAttention, whose queries are all tokens, is needed and does
-    not run.
+    Returns [Q, H, W].
     """
-    tree = spec.tree
-    if tree.kernel != "blocks":
-        mask = tree.block_mask(spec.scores.window)
-        out = kernels.attend(query[None], key[None], value[None], mask, spec.scores, tree.kernel == "flex")
-        return out[0].transpose(0, 1)
+    if query.shape[-1] == value.shape[-1] and spec.uses_levels(query, query.shape[-1]):
+        by_token = (each.transpose(0, 1) for each in (query, key, value))
+        return _LevelAttention.apply(*by_token, spec)  # type: ignore[no-any-return, no-untyped-call]
     query_GRQD = query.view(len(key), -1, *query.shape[1:])
     out_GRQD = _BlockAttention.apply(query_GRQD, key, value, spec)  # type: ignore[no-untyped-call]
     return out_GRQD.permute(2, 0, 1, 3).flatten(1, 2)  # type: ignore[no-any-return]
+
+
+class _LevelAttention(torch.autograd.Function):
+    """Attention of queries [N, H, D] to keys and values [N, G, D] by flash kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+        """Return the values, weighted by how much each query attends to their keys."""
+        if spec.kept:
+            out, sums = spec.kept.pop()
+        else:
+            levels, scale = spec.tree.levels, spec.scores.scale
+            out, sums = flash_attention.attend_levels(query, key, value, levels, scale)
+            if spec.kept is not None:
+                spec.kept.append((out.detach(), sums))
+        ctx.save_for_backward(query, key, value, out, sums)
+        ctx.spec = spec
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, out, sums = ctx.saved_tensors
+        levels, scale = ctx.spec.tree.levels, ctx.spec.scores.scale
+        given = query, key, value
+        return *flash_attention.gradients_of_levels(grad, given, (out, sums), levels, scale), None
 
 
 class _BlockAttention(torch.autograd.Function):
@@ -192,7 +228,7 @@ def _kernel(query: Tensor, value: Tensor, spec: AttentionSpec) -> _Flash | _Plai
 class _Flash:
     """The CPU's flash kernel."""
 
-    scores: kernels.Scores
+    scores: Scores
 
     def forward(self, inputs: _Inputs) -> _Attended:
         """Return the weighted values, and the log-sum-exp of their scores."""
@@ -213,7 +249,7 @@ class _Flash:
 class _Plain:
     """Attention by its definition, also with a softcap, and for queries that see nothing of a block."""
 
-    scores: kernels.Scores
+    scores: Scores
 
     def forward(self, inputs: _Inputs) -> _Attended:
         scores, _ = self._scores(inputs)

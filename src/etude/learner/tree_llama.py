@@ -1,7 +1,7 @@
 """A Llama's decoder over a token tree with fewer passes through memory; and gradient checkpointing.
 
 States go from layer to layer in float32 for any dtype of the weights. They are rounded to the weights'
-precision before each product. On CUDA, one or two kernels do all between two matrix products.
+precision before each product.
 
 Gradient checkpointing (Chen et al., 2016) works for any model: what happens inside a layer is computed again
 for the gradient, and not kept. The switch of `transformers` works in training mode only, where models also
@@ -23,9 +23,8 @@ from torch.utils.checkpoint import checkpoint
 
 from etude.core.errors import RequestError
 from etude.engines.fused_weights import is_llama
-from etude.learner.kernels import Scores, fused, is_kernel
 from etude.learner.tree import TreeLayout
-from etude.learner.tree_attention import AttentionSpec, attend, attending
+from etude.learner.tree_attention import AttentionSpec, Scores, attend, attending
 from etude.models.architecture import SLIDING, layer_kinds, text_config
 
 
@@ -106,8 +105,6 @@ def lean_hidden(model: Any, ids_N: Tensor, layout: TreeLayout) -> Tensor:
             x_NE, more_NE = checkpoint(_layer, *args, use_reentrant=False, preserve_rng_state=False)
         else:
             x_NE, more_NE = _layer(layer, x_NE, more_NE, turn_N1C, spec)
-    if layout.kernel != "blocks" and more_NE is not None:  # The last layer computed all tokens, too.
-        x_NE, more_NE = (x.index_select(0, layout.last.places_Q) for x in (x_NE, more_NE))
     return _add_and_norm(body.norm, x_NE, more_NE)[1]
 
 
@@ -122,11 +119,13 @@ def _layer(
     x_NE, normed_NE = _add_and_norm(layer.input_layernorm, x_NE, more_NE)
     key = _rotate(_heads(attention, "k", normed_NE), turn_N1C)
     value = _heads(attention, "v", normed_NE)
-    if spec.tree.kernel == "blocks" and len(queries.places_Q) < len(x_NE):
-        rows = queries.places_Q
+    rows, by_levels = queries.places_Q, spec.uses_levels(normed_NE, attention.head_dim)
+    if not by_levels and len(rows) < len(x_NE):
         x_NE, normed_NE, turn_N1C = (x.index_select(0, rows) for x in (x_NE, normed_NE, turn_N1C))
     query = _rotate(_heads(attention, "q", normed_NE), turn_N1C)
     mixed = attend(query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), spec)
+    if by_levels and len(rows) < len(x_NE):
+        x_NE, mixed = (x.index_select(0, rows) for x in (x_NE, mixed))
     x_QE, normed_QE = _add_and_norm(
         layer.post_attention_layernorm, x_NE, _linear(attention.o_proj, mixed.flatten(1))
     )
@@ -249,30 +248,19 @@ class _Gate(torch.autograd.Function):
         return _gate_back(grad, *ctx.saved_tensors)
 
 
-@fused
 def _turn(heads_NHD: Tensor, turn_N1C2: Tensor) -> Tensor:
     real, imaginary = heads_NHD.float().unflatten(-1, (2, -1)).unbind(-2)  # type: ignore[no-untyped-call]
-    if is_kernel(heads_NHD):  # torch does not compile complex numbers.
-        cos, sin = turn_N1C2.unbind(-1)
-        turned = torch.stack([real * cos - imaginary * sin, real * sin + imaginary * cos], dim=-1)
-    else:
-        turned = torch.view_as_real(torch.complex(real, imaginary).mul_(torch.view_as_complex(turn_N1C2)))
-    return turned.flatten(-2).to(heads_NHD.dtype)
+    turned = torch.complex(real, imaginary).mul_(torch.view_as_complex(turn_N1C2))
+    return torch.view_as_real(turned).flatten(-2).to(heads_NHD.dtype)
 
 
-@fused
 def _turn_back(grad_NHD: Tensor, turn_N1C2: Tensor) -> Tensor:
     grad_NHC2 = grad_NHD.float().unflatten(-1, (-1, 2))  # type: ignore[no-untyped-call]
-    if is_kernel(grad_NHD):
-        (real, imaginary), (cos, sin) = grad_NHC2.unbind(-1), turn_N1C2.unbind(-1)
-        parts = [real * cos + imaginary * sin, imaginary * cos - real * sin]
-    else:
-        turned = torch.view_as_complex(grad_NHC2) * torch.view_as_complex(turn_N1C2).conj()
-        parts = [turned.real, turned.imag]
-    return torch.cat(parts, dim=-1).to(grad_NHD.dtype)
+    turned = torch.view_as_complex(grad_NHC2) * torch.view_as_complex(turn_N1C2).conj()
+    return torch.cat([turned.real, turned.imag], dim=-1).to(grad_NHD.dtype)
 
 
-def _plain_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+def _norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """Return RMSNorm of `x`, and the factors of its rows."""
     x = x.float()
     norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
@@ -287,22 +275,13 @@ def _normed_back(
     gradient s·(g - y·mean(g·y))."""
     grad, x, weight_E, of_weight = grad.float(), x.float(), weight.float(), None
     product = grad * x
-    if is_kernel(x):
-        sums = (product * weight_E).sum(dim=-1, keepdim=True)
-        if is_trained:
-            of_weight = (product * scale).flatten(0, -2).sum(dim=0).to(weight.dtype)
-    else:
-        sums = (product @ weight_E).unsqueeze(-1)
-        if is_trained:
-            of_weight = (scale.flatten() @ product.flatten(0, -2)).to(weight.dtype)
+    sums = (product @ weight_E).unsqueeze(-1)
+    if is_trained:
+        of_weight = (scale.flatten() @ product.flatten(0, -2)).to(weight.dtype)
     mean = sums.mul_(scale.square()).div_(x.shape[-1])
     return (grad * weight_E).addcmul_(x, mean, value=-1).mul_(scale), of_weight
 
 
-_norm = fused(_plain_norm)
-
-
-@fused
 def _norm_back(
     grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor, is_trained: bool
 ) -> tuple[Tensor, Tensor | None]:
@@ -310,13 +289,11 @@ def _norm_back(
     return of_x.to(x.dtype), of_weight
 
 
-@fused
 def _sum(x: Tensor, more: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     x = x + more
-    return x, *_plain_norm(x, weight, epsilon)
+    return x, *_norm(x, weight, epsilon)
 
 
-@fused
 def _sum_back(
     of_normed: Tensor,
     x: Tensor,
@@ -331,11 +308,9 @@ def _sum_back(
     return of_x, of_x.to(dtype), of_weight
 
 
-@fused
 def _gate(gate: Tensor, up: Tensor) -> Tensor:
     return F.silu(gate).mul_(up)
 
 
-@fused
 def _gate_back(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     return torch.ops.aten.silu_backward(grad * up, gate), F.silu(gate).mul_(grad)

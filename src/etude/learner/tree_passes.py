@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
 from etude.core.sample import Sample
 from etude.learner.head import Head, has_plain_head, head_logits
@@ -24,7 +23,7 @@ from etude.learner.padding import (
     padded_passes,
     trained_units,
 )
-from etude.learner.tree import Kernel, Places, TokenTree, TreeLayout, token_tree
+from etude.learner.tree import Places, TokenTree, TreeLayout, token_tree
 from etude.learner.tree_attention import tree_attention
 from etude.learner.tree_llama import is_lean, lean_hidden
 from etude.models.architecture import (
@@ -106,22 +105,21 @@ def sample_logprobs(
 def tree_hidden(model: Any, ids_N: torch.Tensor, layout: TreeLayout) -> torch.Tensor:
     """Return the last hidden states [Q, D] of the tokens `layout.last`; a token's position is its depth."""
     plain = without_lora(model)
-    filled_N = F.pad(ids_N, (0, len(layout.depths_N) - len(ids_N)))
     if is_lean(plain):
-        return lean_hidden(plain, filled_N, layout)
+        return lean_hidden(plain, ids_N, layout)
     with tree_attention(model):
         output = plain.base_model(
-            input_ids=filled_N[None], position_ids=layout.depths_N[None], use_cache=False, tree=layout
+            input_ids=ids_N[None], position_ids=layout.depths_N[None], use_cache=False, tree=layout
         )
     hidden_QD: torch.Tensor = output.last_hidden_state[0].index_select(0, layout.last.places_Q)
     return hidden_QD
 
 
-def tree_refusal(model: Any, kernel: Kernel | None = None) -> str | None:
+def tree_refusal(model: Any) -> str | None:
     """Return the reason why a model does not support token trees, as a sentence, or None if it does.
 
     A trial run tests its attention, positions and head: a small tree must give the logits of plain forward
-    passes. By default, `kernel` is the one for the model's device.
+    passes.
     """
     kinds = layer_kinds(model)
     if not getattr(without_lora(model), "_supports_attention_backend", False):
@@ -129,7 +127,7 @@ def tree_refusal(model: Any, kernel: Kernel | None = None) -> str | None:
     if not set(kinds) <= {FULL, SLIDING}:
         return "this model has layers that are not plain attention"
     try:
-        windows, off = _try(model, kernel)
+        windows, off = _try(model)
     except (ValueError, TypeError, RuntimeError, AttributeError, KeyError, IndexError) as error:
         return f"this model cannot be run on a token tree ({type(error).__name__}: {error})"
     if len(windows) != len(kinds) or sum(map(bool, windows)) != kinds.count(SLIDING):
@@ -140,7 +138,7 @@ def tree_refusal(model: Any, kernel: Kernel | None = None) -> str | None:
 
 
 @torch.no_grad()
-def _try(model: Any, kernel: Kernel | None) -> tuple[list[int | None], str | None]:
+def _try(model: Any) -> tuple[list[int | None], str | None]:
     """Return the layers' windows on a small tree, and how far its logits are off, or None."""
     device, size = next(model.parameters()).device, text_config(model).vocab_size
     draw = np.random.default_rng(0)
@@ -148,7 +146,7 @@ def _try(model: Any, kernel: Kernel | None) -> tuple[list[int | None], str | Non
     sequences = [stem + end for end in ends]
     tree = token_tree(sequences)
     needed = np.flatnonzero(tree.depths >= len(stem) - 1)
-    layout = TreeLayout.of(tree, device, needed, most=3, kernel=kernel)
+    layout = TreeLayout.of(tree, device, needed, most=3)
     logits_QV = head_logits(model, tree_hidden(model, torch.from_numpy(tree.ids).to(device), layout))
     plain, logits = [], []
     for sequence, path in zip(sequences, tree.paths, strict=True):
