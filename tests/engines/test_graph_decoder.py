@@ -48,7 +48,7 @@ class Recorder:
 
 
 def attend_plainly(query_NHD, held, spans, scale, window):
-    """What the flash kernel computes, by its definition: each token with all columns of its slot."""
+    """The flash kernel by its definition, with all columns of each token's slot."""
     place_N, column_S = torch.arange(len(query_NHD)), torch.arange(held.keys.shape[2])
     row_N = torch.searchsorted(spans.ends[1:], place_N, right=True).clamp(max=len(spans.slots) - 1)
     keys, values = (each[spans.slots[row_N].long()] for each in (held.keys, held.values))

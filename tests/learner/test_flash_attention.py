@@ -47,7 +47,7 @@ def test_each_token_meets_each_that_it_sees_once(sequences):
 
 
 def attend_plainly(query, key, value, level, scale):
-    """What the kernel computes, with a gradient."""
+    """The kernel by its definition, with a gradient."""
     out, sums = torch.zeros_like(query), torch.zeros(query.shape[1], len(query))
     more = query.shape[1] // key.shape[1]
     bounds = zip(pairwise(level.query_ends.tolist()), pairwise(level.key_ends.tolist()), strict=True)
