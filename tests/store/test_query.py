@@ -46,7 +46,7 @@ def outline(**facts):
         ("agent:solver", {"agents": {"solver", "x"}}, {"agents": {"x"}}),
         ("example:e", {}, {"example": "f"}),
         ("version>3", {"versions": {2, 4}}, {"versions": {3}}),
-        ("version:v3", {"versions": {3}}, {"versions": {4}}),
+        ("version:3", {"versions": {3}}, {"versions": {4}}),
         ("apples", {"said": [{"content": "Twelve APPLES"}]}, {"said": [{"content": "pears"}]}),
         ('"twelve apples"', {"said": [["Twelve apples"]]}, {"said": [["apples, twelve"]]}),
         ("text:é", {"said": [["café"]]}, {"said": [["cafe"]]}),
@@ -58,7 +58,7 @@ def test_words(words, fits, not_):
     assert query.fits(outline(**fits)) and not query.fits(outline(**not_))
 
 
-@pytest.mark.parametrize("words", ["reward<", "reward<x", 'an "open', "version:x"])
+@pytest.mark.parametrize("words", ["reward<", "reward<x", 'an "open'])
 def test_what_cannot_be_meant_is_refused(words):
     with pytest.raises(RequestError):
         parse_query(words)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from etude.core.episode import Failure
-from etude.core.errors import RequestError, nearest
+from etude.core.errors import RequestError
 from etude.core.json_text import jsonable
 from etude.store.episodes import episode_phase, is_episode
 from etude.store.journal import Journal, Json
@@ -170,37 +170,30 @@ _PACKED = {
 
 Test: TypeAlias = Callable[[EpisodeOutline], bool]
 
-FLAGS: Mapping[str, Test] = {
-    "failed": lambda episode: episode.failure is not None,
-    "cut-off": lambda episode: episode.cut_off > 0,
-    "drifted": lambda episode: episode.drifted > 0,
-    "retried": lambda episode: episode.retries > 0,
-    "unscored": lambda episode: episode.reward is None,
-}
-"""Words that stand alone. A dash before any word negates it."""
-
-NUMBERS: Mapping[str, Callable[[EpisodeOutline], Iterable[float | None]]] = {
-    "reward": lambda episode: [episode.reward],
-    "calls": lambda episode: [episode.calls],
-    "tokens": lambda episode: [episode.tokens],
-    "seconds": lambda episode: [episode.seconds],
-    "retries": lambda episode: [episode.retries],
-    "generation": lambda episode: [episode.generation],
+_FACTS: Mapping[str, Callable[[EpisodeOutline], Iterable[Any]]] = {
+    "failed": lambda episode: () if episode.failure is None else (episode.failure.kind,),
+    "cut-off": lambda episode: (episode.cut_off,),
+    "drifted": lambda episode: (episode.drifted,),
+    "retried": lambda episode: (episode.retries,),
+    "unscored": lambda episode: (episode.reward is None,),
+    "reward": lambda episode: (episode.reward,),
+    "calls": lambda episode: (episode.calls,),
+    "tokens": lambda episode: (episode.tokens,),
+    "seconds": lambda episode: (episode.seconds,),
+    "generation": lambda episode: (episode.generation,),
     "version": lambda episode: episode.versions,
-}
-"""Names that are compared with numbers, as in `reward<0.5`. Any other name is an evaluator's."""
-
-_FIELDS: Mapping[str, Callable[[EpisodeOutline], set[str]]] = {
     "agent": lambda episode: episode.agents,
-    "example": lambda episode: {episode.example},
-    "failed": lambda episode: set() if episode.failure is None else {episode.failure.kind},
+    "example": lambda episode: (episode.example,),
 }
-"""Names that are matched, as in `agent:solver`."""
+"""What words are about, as in `reward<0.5` and `agent:solver`. Any other name is an evaluator's."""
+
+_FLAGS = ("failed", "cut-off", "drifted", "retried", "unscored")
+"""Names that stand alone. A dash before any word negates it."""
 
 _COMPARE = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "=": operator.eq
 }  # fmt: skip
-_COMPARISON = re.compile(r"([^<>=:\"]+)(<=|>=|<|>|=)(-?[\d.eE+-]+)")
+_COMPARISON = re.compile(r"([^<>=:\"\s]+)(<=|>=|<|>|=)(\S*)")
 
 WORDS = (
     "failed, failed:timeout, cut-off, drifted, retried, unscored; reward<0.5, also with an evaluator's name, "
@@ -250,27 +243,23 @@ def parse_query(words: str) -> Query:
 
 def _test(word: str) -> Test | None:
     """Return the test that a word stands for, or None if the word is a text to search for."""
-    if word in FLAGS:
-        return FLAGS[word]
+    if word in _FLAGS:
+        return lambda episode: any(_FACTS[word](episode))
     name, colon, value = word.partition(":")
-    if colon and name in _FIELDS:
-        field = _FIELDS[name]
-        return lambda episode: value in field(episode)
-    if colon and name in ("version", "v"):
-        word = f"version={value.removeprefix('v')}"
-    if match := _COMPARISON.fullmatch(word):
-        name, sign, shown = match.groups()
-        measure = NUMBERS[name] if name in NUMBERS else (lambda episode: [episode.scores.get(name)])
-        compare = _COMPARE[sign]
-        try:
-            limit = float(shown)
-        except ValueError as error:
-            raise RequestError(f"the filter word '{word}' needs a number, found '{shown}'") from error
-        return lambda episode: any(each is not None and compare(each, limit) for each in measure(episode))
-    if re.fullmatch(r"\S+(<|>|=)\S*", word):
-        known = nearest(word, [*NUMBERS, *FLAGS]) or "reward"
-        raise RequestError(f"the filter word '{word}' needs a number, as in {known}<0.5")
-    return None
+    if colon and name in _FACTS:
+        return lambda episode: value in map(str, _FACTS[name](episode))
+    if (match := _COMPARISON.fullmatch(word)) is None:
+        return None
+    name, sign, value = match.groups()
+    facts = _FACTS.get(name) or (lambda episode: (episode.scores.get(name),))
+    compare = _COMPARE[sign]
+    try:
+        limit = float(value)
+    except ValueError as error:
+        raise RequestError(f"the filter word '{word}' needs a number, as in reward<0.5") from error
+    return lambda episode: any(
+        isinstance(each, int | float) and compare(each, limit) for each in facts(episode)
+    )
 
 
 @dataclass(frozen=True, slots=True)
