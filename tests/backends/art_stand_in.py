@@ -77,8 +77,6 @@ class StandIn:
         self.training = "well"
         """`well`, `refused`, `broken` (drops the connection), `half` (ends early), `garbled`, `silent`,
         `lost` (drops the connection and trains to the end), `no_step`, `doubled`."""
-        self.token_names = "ids"
-        """How logprobs name tokens: `ids`, or `texts` without any ids; `none`: no logprobs."""
         self.serves = True
         self.keys: set[str] = set()
         self.silent_steps = 0
@@ -191,7 +189,7 @@ class StandIn:
         step = int(name.partition("@")[2] or self.steps[name])
         luck = int(hashlib.md5(str(body.get("seed")).encode()).hexdigest(), 16) % 100
         text = "yes" if luck < 30 + 20 * step else "no"
-        return _completion(name, text, self.token_names)
+        return _completion(name, text)
 
 
 def check_messages(trajectory: Trajectory) -> None:
@@ -209,18 +207,13 @@ def check_messages(trajectory: Trajectory) -> None:
     TypeAdapter(list[ChatCompletionToolParam]).validate_python(trajectory.tools or [])
 
 
-def _completion(name: str, text: str, token_names: str) -> Any:
+def _completion(name: str, text: str) -> Any:
     tokens = [*text.encode(), 2]
     content = [
-        {
-            "token": f"token_id:{token}" if token_names == "ids" else chr(token),
-            "logprob": -token / 1000,
-            "bytes": None,
-            "top_logprobs": [],
-        }
+        {"token": f"token_id:{token}", "logprob": -token / 1000, "bytes": None, "top_logprobs": []}
         for token in tokens
     ]
-    logprobs = None if token_names == "none" else {"content": content, "refusal": None}
+    logprobs = {"content": content, "refusal": None}
     answer = chat_completion(name, text, 3, len(tokens), logprobs=logprobs)
     ChatCompletion.model_validate(answer)
     return answer

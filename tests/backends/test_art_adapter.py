@@ -238,8 +238,6 @@ async def test_health_is_that_of_the_server_and_of_the_endpoint(server, backend)
     [
         ({"well": False}, "GET /healthcheck with HTTP 500: CUDA is gone"),
         ({"serves": False}, "serves neither 'agent@0' nor 'agent'; it serves: Qwen/"),
-        ({"token_names": "texts"}, "answers without token ids"),
-        ({"token_names": "none"}, "answers without logprobs"),
     ],
 )
 async def test_nothing_starts_on_a_server_with_a_fault(server, backend, fault, told):

@@ -104,8 +104,6 @@ class ARTTrainerAdapter(TrainerAdapter):
                 await self._recover(name, job, RECOVER_SECONDS)
         try:
             base = jobs.base or await self._served_version(await self.remote_backend.step(), "the beginning")
-            if self._inference is not None:
-                await self._inference.probe(await self._served_name(base.number))
         except ArtError as error:
             raise ArtError(f"{error}. The ART server says that it serves the model at {address}") from error
         jobs.keep(base=base)

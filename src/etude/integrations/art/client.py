@@ -17,7 +17,6 @@ import httpx
 from pydantic import BaseModel, Field, PrivateAttr, ValidationError
 
 from etude.backends.state_folders import JobContent
-from etude.core.call import Completion
 from etude.core.errors import StoreError, TrainingError
 from etude.core.job import ModelVersion, TrainingStatusEnum
 from etude.core.json_text import read_json
@@ -25,9 +24,8 @@ from etude.core.secrets import keep_secret
 from etude.integrations.art.config import ARTTrainerAdapterConfig
 from etude.integrations.art.wire import ArtGroups, ArtModel, Json
 from etude.store.files import write_atomically
-from etude.wire.client import parse_completion
 from etude.wire.http_answers import UNCOMPRESSED, limit_answer
-from etude.wire.retries import Refusal, Retryable, RetryReason, describe, to_failure, with_retries
+from etude.wire.retries import Retryable, RetryReason, describe, to_failure, with_retries
 
 _REQUEST_SECONDS = 60.0
 """The time limit of each request, except the training request."""
@@ -210,29 +208,6 @@ class ArtInference(_JsonClient):
             return [str(entry["id"]) for entry in read_json(answer)["data"]]
         except (ValueError, KeyError, TypeError) as error:
             raise ArtError(f"{self.url}/models does not list models: {answer[:200]!r}") from error
-
-    async def probe(self, model: str) -> Completion:
-        """Sample one token from a model. Raises ArtError unless it comes with its id and logprob."""
-        body = {
-            "model": model,
-            "messages": [{"role": "user", "content": "Hi"}],
-            "max_tokens": 1,
-            "temperature": 1.0,
-            "logprobs": True,
-            "return_token_ids": True,
-        }
-        try:
-            completion = parse_completion(await self._ask("POST", "/chat/completions", body))
-        except (Retryable, Refusal) as error:
-            raise ArtError(f"the model '{model}' at {self.url}: {error}") from error
-        missing = "logprobs" if completion.logprobs is None else "token ids"
-        if completion.logprobs is None or not completion.completion_ids:
-            raise ArtError(
-                f"the model '{model}' at {self.url} answers without {missing}, and ART trains on the "
-                "tokens that were sampled. vLLM gives them: with `return_tokens_as_token_ids` (ART's own "
-                "server sets it), or from release 0.10.2 on"
-            )
-        return completion
 
 
 _TOTALS = ("num_gradient_steps", "data/step_num_gradient_steps")
