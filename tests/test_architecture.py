@@ -58,11 +58,11 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 60_676,
+    "lines of source": 60_622,
     "modules": 302,
-    "lines of tests": 47_777,
+    "lines of tests": 47_735,
     "benchmark files": 12,
-    "config keys": 321,
+    "config keys": 319,
 }
 """Of the whole, as `make size` counts it. These numbers are only ever lowered."""
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from etude.algorithms.dpo import Dpo
 from etude.algorithms.grpo import Grpo
 from etude.core.call import Sampling
 from etude.core.sample import Turn
@@ -42,23 +41,6 @@ def clipped(logprob, sampled, advantage, low=0.2, high=0.28):
 def grpo_by_hand(of, units):
     losses = [clipped(logprob, s, a) for one in units for _, logprob, s, a in tokens(of, one)]
     return sum(losses) / len(losses)
-
-
-def test_smoothed_labels_prefer_both_ways():
-    of = policy()
-    one = sequences(of, 6, seed=3)
-    pairs = [(one[n], one[n + 1]) for n in (0, 2, 4)]
-
-    def moved(sequence):
-        return sum(logprob - sampled for _, logprob, sampled, _ in tokens(of, sequence))
-
-    loss = torch.zeros(())
-    for chosen, rejected in pairs:
-        margin = 0.5 * (moved(chosen) - moved(rejected))
-        loss = loss - 0.9 * torch.nn.functional.logsigmoid(margin)
-        loss = loss - 0.1 * torch.nn.functional.logsigmoid(-margin)
-    by_hand = gradient_by_autograd(of, loss / 3)
-    assert_same(get_gradient(of, to_batch(pairs), Dpo(beta=0.5, label_smoothing=0.1)), by_hand)
 
 
 def test_a_conversation_may_be_sampled_at_several_temperatures():

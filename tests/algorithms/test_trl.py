@@ -155,8 +155,7 @@ def test_a_later_step_of_a_corrected_job_is_clipped_from_the_jobs_start_as_in_tr
     assert_same((metrics["loss"], mine), theirs)
 
 
-@pytest.mark.parametrize("kind", ["sigmoid", "sigmoid_norm", "ipo"])
-def test_dpo(kind, tmp_path):
+def test_dpo(tmp_path):
     of = fresh_policy()
     of.keep_base()
     base = copy.deepcopy(of.model)
@@ -166,14 +165,12 @@ def test_dpo(kind, tmp_path):
         for parameter in of.trainable().values():
             parameter.mul_(1.05)
     rows = {"prompt": ["a"] * 3, "chosen": ["b"] * 3, "rejected": ["c"] * 3}
-    options = {"beta": 0.5, "loss_type": kind}
-    trainer = make_trainer("DPO", of, tmp_path, rows, ref_model=base, **options)
+    trainer = make_trainer("DPO", of, tmp_path, rows, ref_model=base, beta=0.5)
     ids, real, trained = tensors([*chosen, *rejected])
     inputs = {"input_ids": ids, "attention_mask": real, "completion_mask": trained}
     theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs, False))
     pairs = list(zip(chosen, rejected, strict=True))
-    objective = Dpo(reference="base", **options)
-    assert_same(get_gradient(of, to_batch(pairs), objective), theirs)
+    assert_same(get_gradient(of, to_batch(pairs), Dpo(reference="base", beta=0.5)), theirs)
 
 
 def test_sft(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from pydantic import ValidationError
 
 from etude.algorithms.algorithm import algorithm_type, changed_options
 from etude.algorithms.dpo import Dpo
@@ -118,24 +117,15 @@ def test_the_learning_rate_falls_over_the_epochs(run, trainings):
     assert found == Schedule("cosine", 2, trainings)
 
 
-def test_ipo_has_no_labels_to_smooth():
-    asked = {"loss_type": "ipo", "label_smoothing": 0.1}
-    with pytest.raises(ValidationError, match="label_smoothing is for the sigmoid losses"):
-        Dpo(**asked)
-    with pytest.raises(ValidationError, match="label_smoothing is for the sigmoid losses"):
-        hyperparameters_for("dpo", **asked)
-
-
 @pytest.mark.parametrize(
     "algorithm",
     [
         Dpo(reference="base"),
-        Dpo(reference="base", loss_type="ipo", beta=0.3),
-        Dpo(reference="base", loss_type="sigmoid_norm", label_smoothing=0.1),
+        Dpo(reference="base", beta=0.3),
         Grpo(variant="gspo"),
         Grpo(correction="mask", beta=0.1),
     ],
-    ids=range(5),
+    ids=range(4),
 )
 def test_a_job_of_the_server_has_the_same_loss(algorithm):
     method = algorithm.type_name

@@ -29,9 +29,7 @@ OBJECTIVES = {
     "grpo truncated by token": Grpo(correction="truncate", correction_cap=1.5),
     "grpo masked": Grpo(correction="mask"),
     "dpo": Dpo(beta=0.5),
-    "dpo by length": Dpo(loss_type="sigmoid_norm", label_smoothing=0.2),
-    "ipo": Dpo(loss_type="ipo"),
-    "dpo against the base": Dpo(beta=0.5, label_smoothing=0.1, reference="base"),
+    "dpo against the base": Dpo(beta=0.5, reference="base"),
     "sft": Supervised(),
 }
 

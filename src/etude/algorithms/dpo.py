@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 
-from pydantic import Field, FiniteFloat, model_validator
+from pydantic import Field, FiniteFloat
 
 from etude.algorithms.algorithm import Algorithm, OfGradient
 from etude.algorithms.collecting import Need, require_branching
@@ -46,9 +46,8 @@ T = TypeVar("T")
 class Preferences(Algorithm, name=""):
     """Base of algorithms that learn from pairs: the options of the loss, and the loss.
 
-    DPO (Rafailov et al., 2023): L = -log σ(β·m). IPO (Azar et al., 2023): L = (m - 1/2β)². Here m is Σ(log π
-    - log π_ref) of the chosen minus the same sum of the rejected. Losses on means per token divide each sum
-    by its number of tokens. Label smoothing follows cDPO (Mitchell, 2023): -(1-ε)·log σ(β·m) - ε·log σ(-β·m).
+    DPO (Rafailov et al., 2023): L = -log σ(β·m). Here m is Σ(log π - log π_ref) of the chosen minus the same
+    sum of the rejected.
     """
 
     kind: ClassVar[Kind] = "pairs"
@@ -56,18 +55,8 @@ class Preferences(Algorithm, name=""):
 
     beta: OfGradient[FiniteFloat] = Field(0.1, gt=0)
     """Set how strongly preferences pull away from the reference."""
-    label_smoothing: OfGradient[float] = Field(0.0, ge=0, lt=0.5)
-    """Set which share of pairs may have the wrong order (cDPO)."""
-    loss_type: OfGradient[Literal["sigmoid", "sigmoid_norm", "ipo"]] = "sigmoid"
-    """Choose DPO's loss, the same on means per token, or IPO's (on means per token)."""
     reference: OfGradient[Literal["sampler", "base"]] = "sampler"
     """Choose the reference: the policy that sampled the pairs, or the base model."""
-
-    @model_validator(mode="after")
-    def _check_smoothing(self) -> Preferences:
-        if self.loss_type == "ipo" and self.label_smoothing:
-            raise ValueError("label_smoothing is for the sigmoid losses; leave it out with `loss_type: ipo`")
-        return self
 
     def choices(self, scored: ScoredEpisode) -> Iterator[Choice]:
         """Yield the prompts of an episode with several answers to compare, without masked answers."""
@@ -87,8 +76,6 @@ class Preferences(Algorithm, name=""):
 
         reference_BT = batch.sampled_BT if batch.reference_BT is None else batch.reference_BT
         gain_B = ((logprobs_BT - reference_BT) * batch.weights_BT).sum(dim=1)
-        if self.loss_type != "sigmoid":
-            gain_B = gain_B / batch.weights_BT.sum(dim=1).clamp(min=1)
         margin_P = gain_B[0::2] - gain_B[1::2]
         with torch.no_grad():
             metrics = {
@@ -101,10 +88,7 @@ class Preferences(Algorithm, name=""):
         """Return the loss of each of P pairs, by how much more the policy now prefers the chosen one."""
         from torch.nn.functional import logsigmoid
 
-        if self.loss_type == "ipo":
-            return (margin_P - 1 / (2 * self.beta)) ** 2
-        smoothing, scaled_P = self.label_smoothing, self.beta * margin_P
-        return -logsigmoid(scaled_P) * (1 - smoothing) - logsigmoid(-scaled_P) * smoothing
+        return -logsigmoid(self.beta * margin_P)
 
 
 class Dpo(Preferences, name="dpo"):
