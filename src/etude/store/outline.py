@@ -185,7 +185,7 @@ _FACTS: Mapping[str, Callable[[EpisodeOutline], Iterable[Any]]] = {
     "agent": lambda episode: episode.agents,
     "example": lambda episode: (episode.example,),
 }
-"""What words are about, as in `reward<0.5` and `agent:solver`. Any other name is an evaluator's."""
+"""The values that words are about, as in `reward<0.5` and `agent:solver`. Other names are evaluators'."""
 
 _FLAGS = ("failed", "cut-off", "drifted", "retried", "unscored")
 """Names that stand alone. A dash before any word negates it."""
