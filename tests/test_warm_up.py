@@ -6,7 +6,7 @@ import json
 import pytest
 
 from etude.backends.capabilities import Capabilities
-from etude.config.finetuning import FinetuneConfig
+from etude.config.finetuning import FinetuneConfig, UntilConfig
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.job import TrainingStatusEnum
 from etude.loop.lifecycle import new_run
@@ -103,10 +103,8 @@ async def test_any_trainer_has_it_and_it_ends_when_the_reward_is_there(tmp_path,
 
 def test_what_is_out_of_reach_ends_the_run_with_what_was_reached(tmp_path):
     settings = config(tmp_path)
-    stages = settings.finetuning.warm_up
-    settings.finetuning.warm_up = stages[0].model_copy(
-        update={"max_steps": 8, "until": stages[0].until.model_copy(update={"loss": 0.01})}
-    )
+    shorter = {"max_steps": 8, "until": UntilConfig(loss=0.01)}
+    settings.finetuning.warm_up = settings.finetuning.warm_up.model_copy(update=shorter)
     with (
         new_run(settings, "run") as run,
         pytest.raises(TrainingError, match=r"after 8 steps the loss is \d.*loss 0.01"),

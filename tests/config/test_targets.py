@@ -155,7 +155,6 @@ def parse(tmp_path, warm_up):
         ("{transcripts: t.jsonl, steps: 3, until: {loss: 1}}", "set either `until` or `steps`"),
         ("{transcripts: t.jsonl, until: {}}", "set either `reward` or `loss`"),
         ("{transcripts: t.jsonl, step: 3}", "did you mean 'steps'"),
-        ("[{transcripts: t.jsonl, steps: 1, batch: 3}]", "did you mean 'batch_size'"),
     ],
 )
 def test_a_block_that_cannot_be_is_refused_with_its_line(tmp_path, warm_up, problem):
@@ -168,9 +167,9 @@ def test_a_block_that_cannot_be_is_refused_with_its_line(tmp_path, warm_up, prob
 def test_a_file_is_found_beside_the_config_and_a_missing_one_matters_in_training_alone(tmp_path):
     (tmp_path / "t.jsonl").write_text(json.dumps({"messages": TALK}))
     config = parse(tmp_path, "{transcripts: t.jsonl, steps: 3}")
-    assert config.finetuning.warm_ups[0].transcripts == str(tmp_path / "t.jsonl")
+    assert config.finetuning.warm_up.transcripts == str(tmp_path / "t.jsonl")
     with pytest.raises(ConfigError, match=r"there is no file 'u\.jsonl'"):
-        parse(tmp_path, "[{transcripts: u.jsonl, steps: 3}]").check_training()
+        parse(tmp_path, "{transcripts: u.jsonl, steps: 3}").check_training()
 
 
 @pytest.mark.parametrize(
@@ -211,11 +210,9 @@ def test_steps_are_one_job_and_a_measurement_ends_a_stretch():
 
 
 def test_each_target_has_its_own_or_that_of_all():
-    stage = {"transcripts": "t", "steps": 1}
-    block = FinetuneConfig(
-        warm_up=stage, targets={"a": {"warm_up": [stage, stage]}, "b": {}, "c": {"warm_up": []}}
-    )
-    assert [len(block.for_target(name).warm_ups) for name in "abc"] == [2, 1, 0]
+    own = {"warm_up": {"transcripts": "t", "steps": 2}}
+    block = FinetuneConfig(warm_up={"transcripts": "t", "steps": 1}, targets={"a": own, "b": {}})
+    assert [block.for_target(name).warm_up.steps for name in "ab"] == [2, 1]
 
 
 def test_a_backend_that_cannot_imitate_text_is_refused_by_name():

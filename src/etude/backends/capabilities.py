@@ -137,7 +137,7 @@ def check_start_version(backend: str, capabilities: Capabilities, start: int, ne
 
 def check_block(backend: str, capabilities: Capabilities, block: FinetuneConfig) -> None:
     """Raise CapabilityError if a key of the `finetuning` block asks for what the backend cannot do."""
-    if block.warm_ups and not {"supervised", "imitation"} & capabilities.methods:
+    if block.warm_up and not {"supervised", "imitation"} & capabilities.methods:
         raise CapabilityError(
             f"'finetuning.warm_up' imitates transcripts, which the trainer adapter {backend} cannot do. "
             "Remove the key, or choose another adapter: `local`, `lm_server` and `openai` can"

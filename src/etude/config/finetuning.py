@@ -202,7 +202,7 @@ class TargetConfig(DataModel, revalidate_instances="always"):
     """Functions of the agent whose model calls are trained on; all by default."""
     curriculum_learning: CurriculumLearningConfig | None = None
     """Train on easy groups first."""
-    warm_up: WarmUpConfig | list[WarmUpConfig] | None = None
+    warm_up: WarmUpConfig | None = None
     """Transcripts that this model imitates before it is trained."""
     fine_tune_from_scratch: bool | None = None
     """Start each job from the base model, and not from the last version."""
@@ -251,8 +251,8 @@ class FinetuneConfig(DataModel, revalidate_instances="always"):
     """Several models to train in one run, by names that you choose, instead of `target_model`."""
     curriculum_learning: CurriculumLearningConfig = Field(default_factory=CurriculumLearningConfig)
     """Train on easy groups first."""
-    warm_up: WarmUpConfig | list[WarmUpConfig] | None = None
-    """Transcripts that the model imitates before it is measured and trained; a list: one after another."""
+    warm_up: WarmUpConfig | None = None
+    """Transcripts that the model imitates before it is measured and trained."""
     fine_tune_from_scratch: bool = False
     """Start each job from the base model, and not from the last version."""
     collect_ahead: bool = False
@@ -286,12 +286,6 @@ class FinetuneConfig(DataModel, revalidate_instances="always"):
                 self.__dict__[key] = name
                 self.__pydantic_fields_set__.discard(key)
         return self
-
-    @property
-    def warm_ups(self) -> Sequence[WarmUpConfig]:
-        """The stages of the warm-up."""
-        stages = self.warm_up or []
-        return [stages] if isinstance(stages, WarmUpConfig) else stages
 
     def require_target(self) -> str:
         """Return the entry of `llms` to train. Raises RequestError if none is named."""

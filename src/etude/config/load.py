@@ -198,26 +198,23 @@ def _find_transcripts(config: Config, folders: Iterable[Path], problems: Problem
     holders: dict[KeyPath, Any] = {("finetuning",): block}
     holders |= {("finetuning", "targets", name): target for name, target in block.targets.items()}
     for path, holder in holders.items():
-        is_list = isinstance(holder.warm_up, list)
-        for number, stage in enumerate(holder.warm_up if is_list else [holder.warm_up]):
-            where: KeyPath = (*path, "warm_up", *([number] if is_list else []), "transcripts")
-            if stage is None:
+        if (warm_up := holder.warm_up) is None:
+            continue
+        where: KeyPath = (*path, "warm_up", "transcripts")
+        try:
+            if is_import_path(warm_up.transcripts):
+                import_object(warm_up.transcripts)
                 continue
-            try:
-                if is_import_path(stage.transcripts):
-                    import_object(stage.transcripts)
-                    continue
-            except RequestError as error:
-                problems.add(where, str(error))
-                continue
-            files = [folder / Path(stage.transcripts).expanduser() for folder in folders]
-            existing = next((file for file in files if file.is_file()), None)
-            if existing is None:
-                problems.add(
-                    where, f"there is no file '{stage.transcripts}'. A function is written module:name"
-                )
-            else:
-                stage.transcripts = str(existing.absolute())
+        except RequestError as error:
+            problems.add(where, str(error))
+            continue
+        files = [folder / Path(warm_up.transcripts).expanduser() for folder in folders]
+        existing = next((file for file in files if file.is_file()), None)
+        if existing is None:
+            text = f"there is no file '{warm_up.transcripts}'. A function is written module:name"
+            problems.add(where, text)
+        else:
+            warm_up.transcripts = str(existing.absolute())
 
 
 def _read_environment(data: dict[str, Any], problems: Problems, source: Path | None) -> None:

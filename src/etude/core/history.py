@@ -188,7 +188,6 @@ def entry_sort_key(entry: Entry) -> tuple[int, bool]:
 class WarmUpJob(BaseModel, frozen=True):
     """One job of a warm-up, and the metrics measured after it."""
 
-    stage: int
     steps: int
     status: TrainingJobStatus
     """The result of the job."""
@@ -197,7 +196,7 @@ class WarmUpJob(BaseModel, frozen=True):
     version: ModelVersion | None = None
     """The weights after it, if the backend reports them."""
     is_over: bool
-    """Whether the stage ends with this job."""
+    """Whether the warm-up ends with this job."""
 
 
 class WarmUpEntry(BaseModel, frozen=True):

@@ -264,7 +264,7 @@ class EpochTrainer(Trainer):
     async def measure_base(self) -> None:
         """Validate the base model once, if a warm-up will follow and there are validation examples."""
         books, record, past = self.bookkeeper, self.bookkeeper.record, self.history
-        is_to_come = self.run_config.warm_ups and not (
+        is_to_come = self.run_config.warm_up and not (
             past.warm_up or past.base or record.log.state.warm_up_jobs
         )
         if is_to_come and self.runtime.validation_examples:

@@ -26,7 +26,7 @@ _JOB_TIMEOUT, _POLL = 86400.0, 5.0
 
 
 class WarmUp:
-    """Takes a run's model through the stages of its warm-up. Training begins with the resulting weights.
+    """Takes a run's model through its warm-up. Training begins with the resulting weights.
 
     The steps between two measurements are one job of the run's backend. Its transcripts follow from the seed
     and the number of earlier steps. It is submitted, followed and adopted like an epoch's job, and its
@@ -39,9 +39,10 @@ class WarmUp:
         self._jobs = self._log.state.warm_up_jobs
 
     async def run(self) -> None:
-        """Run the remaining stages, if there are any. Raises TrainingError when a stage does not reach its
-        goal, DatasetError for transcripts that cannot be read."""
-        if not self._books.config.warm_ups or self._books.record.history.warm_up is not None:
+        """Run the rest of the warm-up, if there is one. Raises TrainingError when it does not reach its goal,
+        DatasetError for transcripts that cannot be read."""
+        warm_up = self._books.config.warm_up
+        if warm_up is None or self._books.record.history.warm_up is not None:
             return
         model, rules, started = self._model, self._model.rules, time.monotonic()
         self._runtime.progress.phase("warming up")
@@ -50,8 +51,8 @@ class WarmUp:
             if self._jobs and (version := self._jobs[-1].version) is not None:
                 await model.adapter.restore(version)
                 await model.sample_from(version)
-            for number, stage in enumerate(self._books.config.warm_ups):
-                await self._imitate(number, stage)
+            if not (self._jobs and self._jobs[-1].is_over):
+                await self._imitate(warm_up)
         finally:
             model.rules = rules
             model.use_hyperparameters(JobHyperparameters())
@@ -65,58 +66,57 @@ class WarmUp:
         )
         await self._books.record_warm_up(entry)
 
-    async def _imitate(self, number: int, stage: WarmUpConfig) -> None:
-        own = [job for job in self._jobs if job.stage == number]
-        if own and own[-1].is_over:
-            return
+    async def _imitate(self, warm_up: WarmUpConfig) -> None:
         books = self._books
-        transcripts = read_transcripts(stage.transcripts, self._runtime.examples, books.config.seed)
+        transcripts = read_transcripts(warm_up.transcripts, self._runtime.examples, books.config.seed)
         self._model.use_hyperparameters(
-            JobHyperparameters(num_epochs=1, learning_rate=stage.learning_rate, batch_size=stage.batch_size)
+            JobHyperparameters(
+                num_epochs=1, learning_rate=warm_up.learning_rate, batch_size=warm_up.batch_size
+            )
         )
-        done = sum(job.steps for job in own)
+        done = sum(job.steps for job in self._jobs)
         say = self._runtime.progress.message
-        say(f"warm-up: imitating {stage.transcripts}, {len(transcripts)} transcripts, from step {done}")
-        while steps := stage.next_steps(done):
-            job = await self._job(number, stage, transcripts, done, steps)
+        say(f"warm-up: imitating {warm_up.transcripts}, {len(transcripts)} transcripts, from step {done}")
+        while steps := warm_up.next_steps(done):
+            job = await self._job(warm_up, transcripts, done, steps)
             done += steps
             await self._log.add(job)
             if job.version is not None:
                 await self._model.adapter.prune([job.version])
             if not job.is_over:
-                say(f"warm-up: {done} of {stage.max_steps} steps at most, {shown(job.metrics)}")
+                say(f"warm-up: {done} of {warm_up.max_steps} steps at most, {shown(job.metrics)}")
             else:
-                what = f"{stage.until}: " if stage.until else ""
-                say(f"warm-up: imitated {stage.transcripts} for {done} steps; {what}{shown(job.metrics)}")
+                what = f"{warm_up.until}: " if warm_up.until else ""
+                say(f"warm-up: imitated {warm_up.transcripts} for {done} steps; {what}{shown(job.metrics)}")
                 return
         raise TrainingError(
-            f"the warm-up on {stage.transcripts} did not get where it should: after {done} steps the "
-            f"{shown(self._jobs[-1].metrics)}, and 'warm_up.until' asks for a {stage.until}; ask for less, "
+            f"the warm-up on {warm_up.transcripts} did not get where it should: after {done} steps the "
+            f"{shown(self._jobs[-1].metrics)}, and 'warm_up.until' asks for a {warm_up.until}; ask for less, "
             "take a larger model, or raise max_steps"
         )
 
     async def _job(
-        self, number: int, stage: WarmUpConfig, transcripts: Sequence[Transcript], done: int, steps: int
+        self, warm_up: WarmUpConfig, transcripts: Sequence[Transcript], done: int, steps: int
     ) -> WarmUpJob:
-        order = shuffled_forever(len(transcripts), self._books.config.seed, "warm-up", number)
-        drawn = islice(order, done * stage.batch_size, (done + steps) * stage.batch_size)
+        order = shuffled_forever(len(transcripts), self._books.config.seed, "warm-up")
+        drawn = islice(order, done * warm_up.batch_size, (done + steps) * warm_up.batch_size)
         status = await self._train([[_sample(transcripts[index])] for index in drawn])
         measured: dict[str, Any] = {"loss": status.metrics.get("nll", status.metrics.get("train_loss"))}
-        if stage.until is not None and stage.until.reward is not None:
+        if warm_up.until is not None and warm_up.until.reward is not None:
             reward, target = self._books.config.reward_function, self._books.record.target
             if reward is None:
                 raise EtudeError("name an evaluator under 'finetuning.reward_function.name' for the warm-up")
             phase = f"warm-up/{'' if target is None else f'{target}-'}{len(self._jobs) + 1}"
-            examples = self._runtime.examples[: stage.examples]
+            examples = self._runtime.examples[: warm_up.examples]
             output = await self._runtime.evaluation.run(examples, phase=phase, keep_episodes=False)
             measured |= validation_metrics(output, reward.name)
         value = measured.get("avg_reward", measured["loss"])
-        if stage.until is not None and value is None:
-            missing = "the backend does not tell a loss" if stage.until.loss else "no episode was scored"
-            raise TrainingError(f"the warm-up is to go on until a {stage.until}, and {missing}")
-        is_over = stage.until is None or stage.until.is_reached(value)
+        if warm_up.until is not None and value is None:
+            missing = "the backend does not tell a loss" if warm_up.until.loss else "no episode was scored"
+            raise TrainingError(f"the warm-up is to go on until a {warm_up.until}, and {missing}")
+        is_over = warm_up.until is None or warm_up.until.is_reached(value)
         made: dict[str, Any] = {"metrics": finite(measured), "version": self._model.version}
-        return WarmUpJob(stage=number, steps=steps, status=status, is_over=is_over, **made)
+        return WarmUpJob(steps=steps, status=status, is_over=is_over, **made)
 
     async def _train(self, groups: list[list[Sample]]) -> TrainingJobStatus:
         """Train and adopt one job. If it fails, a resumed run makes it again under another name."""

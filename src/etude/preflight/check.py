@@ -280,11 +280,11 @@ async def _check_training(
     builder: Builder, what: str, block: FinetuneConfig, examples: Sequence[Example], findings: Findings
 ) -> None:
     """Build the parts that train, and check that the adapter can do what the config asks."""
-    for stage in block.warm_ups:
-        if not is_import_path(stage.transcripts):  # A function may take long, or ask a model.
-            with findings.catch_errors("warm-up"):
-                read = await asyncio.to_thread(read_transcripts, stage.transcripts, examples, block.seed)
-                findings.ok("warm-up", f"{len(read)} transcripts in {stage.transcripts}")
+    warm_up = block.warm_up
+    if warm_up is not None and not is_import_path(warm_up.transcripts):  # A function may ask a model.
+        with findings.catch_errors("warm-up"):
+            read = await asyncio.to_thread(read_transcripts, warm_up.transcripts, examples, block.seed)
+            findings.ok("warm-up", f"{len(read)} transcripts in {warm_up.transcripts}")
     with findings.catch_errors(what):
         trajectories = await builder.get_trajectory_builder(str(block.trajectory_builder))
         await builder.get_trainer(str(block.trainer))

@@ -100,7 +100,7 @@ async def run_demo(
         )
         trained = choose_version(run.path, LAST)
         validations = read_histories(run.journal)[None].validations
-        phases = ["warm-up/0"] if config.finetuning.warm_ups else []
+        phases = ["warm-up/0"] if config.finetuning.warm_up else []
         phases += [f"validation/{epoch}" for epoch in (validations[0].epoch, validations[-1].epoch)]
         async with _open_runtime(config, run, trained, progress) as runtime:
             # Training measured these already, so they are only read back.

@@ -189,7 +189,7 @@ def episode_counts(config: Config, examples: int, held_out: int) -> tuple[int, i
     training = finetuning.num_epochs * each * getattr(builder, "num_generations", 1)
     interval = finetuning.run_configuration.validation_interval
     # Validations come before training, after a warm-up, and after epochs.
-    start = 2 if block.warm_ups else 1
+    start = 2 if block.warm_up else 1
     validations = start + finetuning.num_epochs // interval + (finetuning.num_epochs % interval != 0)
     return training, validations * held_out
 
