@@ -24,10 +24,8 @@ class ProgressSums(Progress):
         """Counts from 1; None before the first epoch."""
         self.num_epochs = 0
         ProgressSums.phase(self, "starting")
-        self.rewards: dict[str, float] = {}
-        """The average reward of the last epoch, by target. The key is "" if one model is trained."""
-        self.validations: dict[str, list[Mapping[str, Any]]] = {}
-        """The metrics of validations, by target."""
+        self._last_reward: float | None = None
+        """The average reward of the last epoch."""
         self.skip_reason = ""
         """Why the last epoch was skipped. Repeated reasons are shortened."""
         self._skip_said = ""
@@ -58,25 +56,19 @@ class ProgressSums(Progress):
         totals.finished += 1
         totals.failed += episode.failure is not None
         totals.calls += len(episode.calls)
-        totals.prompt_tokens += episode.usage.prompt_tokens
         totals.completion_tokens += episode.usage.completion_tokens
         super().episode_finished(episode)
 
     def scored(self, item: EvalOutputItem) -> None:
         if item.is_scored and item.score is not None:
             self.scores.append(item.score)
-            self.totals.scores += 1
-            self.totals.score_sum += item.score
         super().scored(item)
 
     def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        self.totals.trained += 1
-        if metrics.get("avg_reward") is not None:
-            self.rewards[str(metrics.get("target") or "")] = float(metrics["avg_reward"])
+        self._last_reward = metrics.get("avg_reward")
         super().trained(epoch, metrics)
 
     def skipped(self, epoch: int, reason: str) -> None:
-        self.totals.skipped += 1
         self.skip_reason = "as before" if reason == self._skip_said else reason
         self._skip_said = reason
         super().skipped(epoch, reason)
@@ -84,10 +76,6 @@ class ProgressSums(Progress):
     def spent(self, figures: Mapping[str, Any]) -> None:
         self.spending = shown_spending(figures)
         super().spent(figures)
-
-    def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
-        self.validations.setdefault(str(metrics.get("target") or ""), []).append(metrics)
-        super().validated(epoch, metrics)
 
     @property
     def elapsed(self) -> float:
@@ -102,9 +90,7 @@ class ProgressSums(Progress):
     @property
     def reward_so_far(self) -> float | None:
         """The average of the phase's scores, or else of the last epoch's episodes."""
-        if self.scores:
-            return sum(self.scores) / len(self.scores)
-        return next(iter(self.rewards.values()), None)
+        return sum(self.scores) / len(self.scores) if self.scores else self._last_reward
 
 
 class RunCounts(ProgressSums):

@@ -126,12 +126,6 @@ def snapshot(parts: Parts, since: float) -> RunStatus:
         playing=len(begun),
         waiting=None if unfinished is None else max(0, unfinished - len(begun)),
         totals=counts.totals.model_copy(),
-        rewards=dict(counts.rewards),
-        validation={
-            target: known[-1]
-            for target, validations in counts.validations.items()
-            if (known := [each["avg_reward"] for each in validations if each.get("avg_reward") is not None])
-        },
         runners=runners,
         learners=learners,
         models=models,
@@ -289,8 +283,6 @@ class Watchdog:
             status.epoch,
             status.totals,
             status.journal.committed,
-            tuple(sorted(status.rewards.items())),
-            tuple(sorted(status.validation.items())),
             tuple((runner.number, runner.node, runner.state) for runner in status.runners),
             tuple((team.since, len(team.nodes)) for team in status.learners),
             tuple((model.name, model.version) for model in status.models),

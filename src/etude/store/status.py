@@ -87,13 +87,7 @@ class Totals(BaseModel):
     finished: int = 0
     failed: int = 0
     calls: int = 0
-    prompt_tokens: int = 0
     completion_tokens: int = 0
-    scores: int = 0
-    score_sum: float = 0.0
-    trained: int = 0
-    """Epochs that were trained on, counted for each target."""
-    skipped: int = 0
 
 
 class RunStatus(_Value):
@@ -119,10 +113,6 @@ class RunStatus(_Value):
     waiting: int | None
     """How many of them have not begun; None if `expected` is not known."""
     totals: Totals
-    rewards: dict[str, float]
-    """The mean reward of the last epoch's episodes by target. The key is empty if there is one model."""
-    validation: dict[str, float]
-    """The mean reward of the last validation by target."""
     runners: list[RunnerStatus]
     learners: list[Team] = Field(default_factory=list)
     """The processes that train now, for each job."""
