@@ -245,7 +245,7 @@ async def test_the_real_vllm_samples_under_the_learners_grammars(served, source,
 
 
 async def test_an_engine_that_fails_is_told_with_its_exception_and_not_with_code_0(source, tmp_path):
-    options = replace(make_options(tmp_path), arguments=("--dying",), attempts=1)
+    options = replace(make_options(tmp_path), arguments=("--dying",))
     async with running(options, source) as process:
         engine = make_engine(process, str(source), source)
         with pytest.raises(EngineAway, match="answered 500"):

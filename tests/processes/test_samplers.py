@@ -49,7 +49,7 @@ async def two(
     """Two processes, each on a node of its own."""
     folder = tmp_path_factory.mktemp("placed")
     processes = VllmProcesses([placed(folder / str(number)) for number in range(2)])
-    await processes.start(str(source), every=True)
+    await processes.start(str(source))
     yield processes
     await processes.stop()
 

@@ -64,10 +64,8 @@ class VllmOptions:
     """Seconds between two health checks."""
     hung_seconds: float = 60.0
     """Seconds without a successful health check after which it counts as hung."""
-    attempts: int = 5
-    """Failed restarts in a row before it gives up."""
     backoff_seconds: float = 1.0
-    """Seconds before the first restart; they double before each further one, up to a minute."""
+    """Seconds before the first attempt to restart; they double before each further one, up to a minute."""
     device: str = ""
     """Display name of its device, if there are several processes."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -173,13 +171,10 @@ class VllmProcess:
         """The process id, or None while no process runs."""
         return None if self._child is None else self._child.pid
 
-    async def start(self, source: str, loras: Mapping[str, Path] | None = None) -> None:
-        """Serve `source` and LoRA weights on it; return once requests are answered.
-
-        Raises EngineError if it does not start.
-        """
+    async def start(self, source: str) -> None:
+        """Serve `source`; return once requests are answered. Raises EngineError if it does not start."""
         await self.stop()
-        self.source, self._loras = source, dict(loras or {})
+        self.source = source
         await self._set("starting")
         try:
             await self._spawn()
@@ -190,41 +185,39 @@ class VllmProcess:
         await self._set("running")
         self._watching = asyncio.create_task(self._watch(), name="watch vllm")
 
-    def serves(self, source: str) -> bool:
-        """Return whether it serves `source`, or is restarting to serve it."""
-        return self._watching is not None and not self._watching.done() and self.source == source
-
     def served_name(self, name: str) -> str:
         """Return vLLM's name for a model; the base model has the name that it was started with."""
         return self._started_with if name == self.source else name
 
-    async def load_in_place(self, source: str) -> bool:
-        """Load the full weights of `source` into the running process; return whether that worked.
+    async def change_to(self, source: str) -> None:
+        """Serve the full weights of `source`, which have the same shapes. No request may be running.
 
-        The weights must have the same shapes, and no request may be running. After a failed load the process
-        is stopped, because its weights are unknown.
+        The running process loads them if it can. Otherwise it is started again. Raises EngineError if it
+        does not start.
         """
-        child = self._child
-        if self.state != "running" or child is None:
-            return False
+        if self.state != "running" or self._child is None:
+            await self.start(source)
+            return
+        try:
+            await self._load_in_place(self._child, source)
+        except EngineError as error:
+            _LOG.warning("%s; it is started again with the new weights", error)
+            await self.start(source)
+        self.source = source
+
+    async def _load_in_place(self, child: Child, source: str) -> None:
+        """Load full weights into the running process. After an EngineError its weights are unknown."""
         self._loras.clear()
         await child.catch_up()
         before = child.log.stat().st_size
-        try:
-            # vLLM reads the files into the memory of the old weights, which takes no longer than a start.
-            rpc = {"method": "reload_weights", "kwargs": {"weights_path": source}}
-            await self._post("/collective_rpc", rpc, seconds=self.options.start_seconds)
-            await self._post("/reset_prefix_cache", {})
-            await child.catch_up()
-            printed = await asyncio.to_thread(read_tail, child.log, 2**18, before)
-            if left := sorted({kind or rest for kind, rest in _UNLOADED.findall(printed)}):
-                raise EngineError(f"vLLM did not load {', '.join(left)} of {source}")
-        except EngineError as error:
-            _LOG.warning("%s; it is started again with the new weights", error)
-            await self.stop()
-            return False
-        self.source = source
-        return True
+        # vLLM reads the files into the memory of the old weights, which takes no longer than a start.
+        rpc = {"method": "reload_weights", "kwargs": {"weights_path": source}}
+        await self._post("/collective_rpc", rpc, seconds=self.options.start_seconds)
+        await self._post("/reset_prefix_cache", {})
+        await child.catch_up()
+        printed = await asyncio.to_thread(read_tail, child.log, 2**18, before)
+        if left := sorted({kind or rest for kind, rest in _UNLOADED.findall(printed)}):
+            raise EngineError(f"vLLM did not load {', '.join(left)} of {source}")
 
     async def stop(self) -> None:
         """End the process and forget its LoRA weights."""
@@ -251,10 +244,6 @@ class VllmProcess:
         # Not `load_inplace`: it reads the folder again at every step, and changes answers in the middle.
         await self._load(name, folder)
         return True
-
-    async def request_restart(self, reason: str) -> None:
-        """Request a restart with all LoRA weights; until then the process gets no calls."""
-        await self._set("restarting", reason)
 
     async def _load(self, name: str, folder: Path) -> None:
         if self._child is None:
@@ -325,22 +314,20 @@ class VllmProcess:
         return self._client
 
     async def _watch(self) -> None:
+        """Restart the process whenever something goes wrong."""
         while True:
             trouble = await self._trouble()
             self.restarts += 1
             await self._set("restarting", trouble)
             _LOG.error("%s", self.reason)
             await self._end(0.0)
-            if not await self._restart():
-                return
+            await self._restart()
 
     async def _trouble(self) -> str:
         """Wait until something goes wrong, and return a description."""
         child, seen = self._child, time.monotonic()
         assert child is not None
         while (how := await _describe_end(child, self.options.look_seconds)) is None:
-            if self.state == "restarting":
-                return self.reason
             if await self._is_healthy():
                 seen = time.monotonic()
             elif time.monotonic() - seen > self.options.hung_seconds:
@@ -354,10 +341,12 @@ class VllmProcess:
         lines = last_lines(log)
         return f"The last lines of {log}{on}:\n{lines}" if lines else f"{log} is empty"
 
-    async def _restart(self) -> bool:
-        """Start it again, in several attempts if needed; return whether it runs."""
-        for attempt in range(self.options.attempts):
-            await asyncio.sleep(min(60.0, self.options.backoff_seconds * 2**attempt))
+    async def _restart(self) -> None:
+        """Start it again, in as many attempts as that takes."""
+        pause = self.options.backoff_seconds
+        while self.state != "running":
+            await asyncio.sleep(pause)
+            pause = min(60.0, 2 * pause)
             try:
                 await self._spawn()
             except EngineError as error:
@@ -366,10 +355,6 @@ class VllmProcess:
             else:
                 await self._set("running")
                 _LOG.warning("vLLM runs again, after %d restart(s)", self.restarts)
-                return True
-        tried = f"vLLM did not start in {self.options.attempts} attempts; start it with POST /engine/start"
-        await self._set("failed", f"{tried}. {self.reason}")
-        return False
 
     async def _end(self, seconds: float = _GRACE_SECONDS) -> None:
         """End the process; it has this many seconds to shut down."""

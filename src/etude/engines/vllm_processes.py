@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 from etude.core.errors import EngineAway, EngineError
 from etude.engines.vllm_process import VllmProcess
 
-_LOG = logging.getLogger("etude.vllm")
 _MOST_CONVERSATIONS = 2**17
 """Conversations to remember; the least recently used ones may move to another process."""
 
@@ -32,74 +30,49 @@ class VllmProcesses:
         self._turn = 0
         self._changed = self.processes[0].changed
         self._source = ""
-        self._loras: dict[str, Path] = {}
-        self._starting: dict[VllmProcess, asyncio.Task[None]] = {}
 
     @property
     def headers(self) -> dict[str, str]:
         """The HTTP headers that requests to any process need."""
         return self.processes[0].headers
 
-    async def start(self, source: str, *, every: bool = False, in_place: bool = False) -> None:
+    async def start(self, source: str, *, in_place: bool = False) -> None:
         """Serve `source`; return once requests are answered.
 
         With `in_place`, running processes load the weights without a restart, if they can. The weights must
-        have the same shapes, and no request may be running.
-
-        Processes that fail to start while others succeed are logged, and the next `start` tries them again.
-        Raises EngineError if none starts. With `every`, raises it if any fails, and stops the others.
+        have the same shapes, and no request may be running. Raises EngineError if a process does not start,
+        and then stops the others.
         """
-        if source != self._source:
-            await self._drop_starts()
-            self._loras.clear()
-            self._source = source
-            if in_place:
-                await asyncio.gather(*(process.load_in_place(source) for process in self.processes))
-        idle = [each for each in self.processes if not each.serves(source) and each not in self._starting]
-        if len(idle) < len(self.processes):
-            for process in idle:
-                self._starting[process] = asyncio.create_task(self._start_behind(process))
+        if source == self._source:
             await self._wait_for_ready(self.processes[0].options.start_seconds)
             return
-        starts = (each.start(source, self._loras) for each in idle)
+        self._source = ""
+        starts = (each.change_to(source) if in_place else each.start(source) for each in self.processes)
         outcomes = await asyncio.gather(*starts, return_exceptions=True)
-        failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        if failures and (every or len(failures) == len(outcomes)):
-            if every:
-                await self.stop()
+        if failures := [outcome for outcome in outcomes if outcome is not None]:
+            await self.stop()
             raise failures[0]
-        for failure in failures:
-            _LOG.error("%s; the other processes continue without it", failure)
+        self._source = source
 
     async def stop(self) -> None:
         """End all processes and forget their LoRA weights."""
-        await self._drop_starts()
-        self._loras.clear()
         self._source = ""
         await asyncio.gather(*(process.stop() for process in self.processes))
 
     async def add_lora(self, name: str, folder: Path) -> None:
-        """Load LoRA weights in every process, under a name never used before.
+        """Load LoRA weights under a name never used before, in every process that runs.
 
-        If some processes refuse them and others do not, those are restarted with them. Raises EngineError if
-        no process loads them.
+        Raises EngineError if one of them refuses, or none runs.
         """
-        self._loras[name] = folder  # Also for processes that are about to start.
-        outcomes = await asyncio.gather(
-            *(process.add_lora(name, folder) for process in self.processes), return_exceptions=True
-        )
+        loads = (process.add_lora(name, folder) for process in self.processes)
+        outcomes = await asyncio.gather(*loads, return_exceptions=True)
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
-        other = next((error for error in failures if not isinstance(error, EngineError)), None)
-        if other is not None or True not in outcomes:
+        if failures or True not in outcomes:
             await self.remove_lora(name)
-            raise other or next(iter(failures), EngineError("vLLM does not run"))
-        for process, outcome in zip(self.processes, outcomes, strict=True):
-            if isinstance(outcome, BaseException):
-                await process.request_restart(f"vLLM did not take {name}: {outcome}")
+            raise next(iter(failures), EngineError("vLLM does not run"))
 
     async def remove_lora(self, name: str) -> None:
         """Unload LoRA weights everywhere; ignore those that are not loaded."""
-        self._loras.pop(name, None)
         await asyncio.gather(*(process.remove_lora(name) for process in self.processes))
 
     async def choose(
@@ -155,7 +128,7 @@ class VllmProcesses:
 
         def is_decided() -> bool:
             coming = any(process.state in ("starting", "restarting") for process in self.processes)
-            return bool(self._ready()) or not (coming or self._starting)
+            return bool(self._ready()) or not coming
 
         try:
             async with asyncio.timeout(seconds), self._changed:
@@ -168,18 +141,3 @@ class VllmProcesses:
 
     def _ready(self) -> list[VllmProcess]:
         return [process for process in self.processes if process.state == "running"]
-
-    async def _start_behind(self, process: VllmProcess) -> None:
-        try:
-            await process.start(self._source, self._loras)
-        except EngineError as error:
-            _LOG.error("%s; the other processes continue without it", error)
-        finally:
-            del self._starting[process]
-
-    async def _drop_starts(self) -> None:
-        tasks = list(self._starting.values())
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)

@@ -147,7 +147,7 @@ class VllmBackend(Backend):
         self._loads_in_place = not config.tie_word_embeddings
         if self._settings.samplers:
             await asyncio.to_thread(self._connect)
-        await self._processes.start(self._settings.model, every=True)
+        await self._processes.start(self._settings.model)
 
     def _connect(self) -> None:
         """Connect to the cluster and place the processes there. Do not call this in the main thread: Ray
