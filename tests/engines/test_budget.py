@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import time
 from pathlib import Path
@@ -12,8 +11,6 @@ from typing import Any
 import pytest
 
 from etude.core.errors import BudgetReached
-from etude.engines.bill import BillEntry
-from etude.preflight.estimate import EpisodeUsage
 from etude.verbs import evaluate, load_run, resume
 from tests.cli.projects import etude, finished, process
 from tests.engines.budget_project import (
@@ -160,14 +157,3 @@ def test_a_run_that_would_reach_its_limit_is_warned_of(tmp_path, monkeypatch):
         shown = etude("check", "config.yml", "--play", 8).stdout
     assert "! budget.usd is 0.1, and the whole run would take about 0.1" in shown
     assert "price           about $0.1" in shown
-
-
-def test_an_interval_is_that_of_the_episodes_that_were_measured():
-    line = BillEntry("policy", "agent", "", calls=5, prompt_tokens=400, completion_tokens=100)
-    each = EpisodeUsage(5, lines=(line,), spread=0.5)
-    assert (each.per_episode("calls"), each.average_tokens("policy")) == (1, 100)
-    found = each.estimate_total(each.average_tokens("policy"), 20)
-    # t(4) · 0.5 · √(1/5 + 1/20)
-    assert found.mean == 2000 and found.high == pytest.approx(2000 * (1 + 2.776 * 0.25), rel=1e-3)
-    assert found.low == pytest.approx(2000 * (1 - 2.776 * 0.25), rel=1e-3)
-    assert EpisodeUsage(1, lines=(line,)).estimate_total(100, 20).high == math.inf

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,17 +15,14 @@ from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
 from etude.core.call import Usage
 from etude.core.errors import RequestError
-from etude.core.stats import t95
-from etude.engines.bill import Bill, BillEntry, load_bill
+from etude.core.stats import estimate
+from etude.engines.bill import BillEntry, load_bill
 from etude.engines.ledger import find_prices, how_to_price, require_bounded, unpriced_models
 from etude.loop.training_data import TargetWatch
 from etude.preflight.finding import Findings
 from etude.runtime import open_runtime
-from etude.store.episodes import iter_episodes, read_episode, stored_episodes
+from etude.store.episodes import iter_episodes
 from etude.store.run_folder import RunFolder
-
-_LOOKED_AT = 64
-"""The spread is measured on at most this number of a run's episodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,18 +36,13 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeUsage:
-    """The average usage of an episode: its own calls, and calls about it, such as judges'."""
+    """The usage of played episodes: their own calls, and calls about them, such as judges'."""
 
     episodes: int
-    """The number of episodes that this was measured on."""
-    lines: tuple[BillEntry, ...] = ()
+    lines: tuple[BillEntry, ...]
     """The sums over these episodes by model."""
-    spread: float = math.nan
-    """The standard deviation of the episodes' tokens divided by their mean; NaN if unknown."""
-
-    def per_episode(self, name: str) -> float:
-        """Return the `calls`, `prompt_tokens` or `completion_tokens` of one episode over all models."""
-        return float(sum(getattr(line, name) for line in self.lines)) / self.episodes
+    error: float
+    """Half of the 95 % interval of the episodes' mean tokens, divided by that mean; infinite if unknown."""
 
     def average_tokens(self, model: str | None) -> float:
         """Return the average tokens of an episode for one model."""
@@ -60,39 +51,27 @@ class EpisodeUsage:
 
     def usd(self, config: Config) -> dict[str, float]:
         """Return the cost of one episode by model, for models with a price."""
-        prices = find_prices(config)
-        costs: dict[str, float] = {}
+        prices, costs = find_prices(config), dict[str, float]()
         for line in self.lines:
             usage = Usage(line.prompt_tokens, line.completion_tokens, line.cached_tokens)
-            if line.usd:  # As charged: trained versions may cost more.
-                costs[line.model] = line.usd / self.episodes
-            elif line.model in prices:
+            if line.model in prices:
                 costs[line.model] = prices[line.model].call_price(usage) / self.episodes
         return costs
 
-    def estimate_total(self, each: float, episodes: int) -> Range:
-        """Return the sum over `episodes` further episodes, with its interval, if one takes `each`."""
-        total, freedom = each * episodes, min(self.episodes, _LOOKED_AT) - 1
-        if freedom < 1 or math.isnan(self.spread):
-            return Range(total, 0.0, math.inf)
-        part = t95(freedom) * self.spread * math.sqrt(1 / (freedom + 1) + 1 / max(episodes, 1))
-        return Range(total, total * max(0.0, 1 - part), total * (1 + part))
+    def interval(self, total: float) -> Range:
+        """Return an estimated total with its interval."""
+        return Range(total, total * max(0.0, 1 - self.error), total * (1 + self.error))
 
 
 def measure_usage(run: RunFolder) -> EpisodeUsage | None:
-    """Return the average usage of a run's episodes so far, or None if none has ended."""
-    keys = [key for key, _ in stored_episodes(run.journal)]
-    lines = Bill(tuple(each for each in load_bill(run.journal).lines if each.role != "training")).by("model")
-    if not keys or not lines:
+    """Return the usage of a run's episodes, or None if they asked no model."""
+    usages = [episode.usage for episode in iter_episodes(run.journal)]
+    lines = load_bill(run.journal).by("model")
+    if not usages or not lines:
         return None
-    chosen = sorted({keys[number * len(keys) // _LOOKED_AT] for number in range(_LOOKED_AT)})
-    tokens, spread = [], math.nan
-    for key in chosen:
-        if (record := read_episode(run.journal, key)) is not None:
-            tokens.append(float(record.usage.prompt_tokens + record.usage.completion_tokens))
-    if len(set(tokens)) > 1:  # Equal values say nothing about the spread of others.
-        spread = statistics.stdev(tokens) / statistics.fmean(tokens)
-    return EpisodeUsage(len(keys), lines=tuple(lines), spread=spread)
+    tokens = estimate([float(usage.prompt_tokens + usage.completion_tokens) for usage in usages])
+    error = (tokens.high - tokens.mean) / tokens.mean if tokens.mean else math.inf
+    return EpisodeUsage(len(usages), tuple(lines), error)
 
 
 def check_spending(config: Config, findings: Findings) -> None:
@@ -141,10 +120,11 @@ def estimate_run(
         return Estimate(training, validation)
     episodes, costs = training + validation, played.usd(config)
     calls, prompt, completion = (
-        episodes * played.per_episode(name) for name in ("calls", "prompt_tokens", "completion_tokens")
+        episodes * sum(getattr(line, name) for line in played.lines) / played.episodes
+        for name in ("calls", "prompt_tokens", "completion_tokens")
     )
-    tokens = played.estimate_total((prompt + completion) / episodes, episodes)
-    money = played.estimate_total(math.fsum(costs.values()), episodes) if costs else None
+    tokens = played.interval(prompt + completion)
+    money = played.interval(episodes * math.fsum(costs.values())) if costs else None
     needed = {"usd": money and money.mean, "tokens": tokens.mean}
     warnings = (
         f"budget.{unit} is {most:,g}, and the whole run would take about {need:,.4g}: it would stop before "
