@@ -195,7 +195,7 @@ class Course:
         with RunFolder.open(run) as folder:
             scores = {
                 record.example.id: read_score(folder.journal, record, self.given.reward)
-                for record in iter_episodes(folder.journal, phase=phase)
+                for record in iter_episodes(folder.journal, f"{phase}/")
             }
         found = {name: item.score for name, item in scores.items() if item and item.score is not None}
         if missing := [*scores.keys() - found.keys()]:

@@ -64,7 +64,7 @@ def logged(local: Path) -> Path:
 
 def episodes_in(run: str, phase: str) -> list[EpisodeRecord]:
     with RunFolder.read(Path("runs") / run) as folder:
-        return [*iter_episodes(folder.journal, phase=phase)]
+        return [*iter_episodes(folder.journal, f"{phase}/")]
 
 
 def test_an_imported_log_is_looked_at_and_scored(logged: Path):
@@ -136,6 +136,6 @@ def test_feedback_can_be_the_reward(logged: Path):
     trained = etude("train", "config.yml", "--name", "r", "-o", "finetuning.num_epochs=1")
     assert trained.exit_code == 0, trained.stdout + trained.stderr
     with RunFolder.read(Path("runs/r")) as run:
-        episode = next(iter_episodes(run.journal, phase="train/1"))
+        episode = next(iter_episodes(run.journal, "train/1/"))
         assert run.journal.get(f"{episode.id}/score/liked")["score"] == len(str(episode.output))
         assert read_episode(run.journal, episode.id) == episode

@@ -302,18 +302,22 @@ def _decoded(journal: Steps, data: Json, example: Example | None = None) -> Epis
     return decode_episode(data, calls, example)
 
 
-def stored_episodes(journal: Journal, prefix: str = "") -> Iterator[tuple[str, Json]]:
-    """Yield the ids and JSON of the finished episodes whose id starts with `prefix`, in the order of ids."""
-    for key, data in journal.scan(prefix):
-        if is_episode(data) and data["episode"] == key:
-            yield key, data
+_IS_EPISODE = "substr(value, 1, 12) = '{\"episode\": '"
+"""Matches the output of `encode_episode`. Nothing else in a journal begins like it."""
 
 
-def iter_episodes(journal: Journal, prefix: str = "", *, phase: str | None = None) -> Iterator[EpisodeRecord]:
-    """Yield the finished episodes whose id starts with `prefix`, or those of a `phase`, in order."""
-    for _, data in stored_episodes(journal, prefix if phase is None else f"{phase}/"):
-        if phase is None or episode_phase(data) == phase:
-            yield _decoded(journal, data)
+def stored_episodes(journal: Journal, prefix: str = "", *, after: str = "") -> Iterator[tuple[str, Json]]:
+    """Yield the ids and JSON of the finished episodes whose id starts with `prefix`, in the order of ids.
+
+    `after` is an id: begin after it.
+    """
+    return journal.scan(prefix, start=f"{after}\0" if after else None, where=_IS_EPISODE)
+
+
+def iter_episodes(journal: Journal, prefix: str = "") -> Iterator[EpisodeRecord]:
+    """Yield the finished episodes whose id starts with `prefix`, in the order of ids."""
+    for _, data in stored_episodes(journal, prefix):
+        yield _decoded(journal, data)
 
 
 def episode_phase(data: Json) -> str:
@@ -321,8 +325,6 @@ def episode_phase(data: Json) -> str:
     return str(data["episode"]).removesuffix(f"/{data['example']['id']}/{data['generation']}")
 
 
-_IS_EPISODE = "substr(value, 1, 12) = '{\"episode\": '"
-"""Matches the output of `encode_episode`. Nothing else in a journal begins like it."""
 _NEXT = f"SELECT key, value FROM steps WHERE key >= ? AND {_IS_EPISODE} ORDER BY key LIMIT 1"
 
 

@@ -212,7 +212,8 @@ class Journal:
 
     def _next_record(self) -> str:
         if self._numbers is None:
-            last = self.last_key(_RECORDS)
+            statement = "SELECT max(key) FROM steps WHERE key >= ? AND key < ?"
+            [(last,)] = self.select(statement, _range(_RECORDS))
             self._numbers = count(1 if last is None else int(last.removeprefix(_RECORDS)) + 1)
         return f"{_RECORDS}{next(self._numbers):09d}"  # `next` is safe between threads.
 
@@ -233,13 +234,19 @@ class Journal:
         finally:
             self._beginnings = tuple(each for each in self._beginnings if each is not own)
 
-    def scan(self, prefix: str = "", *, start: str | None = None) -> Iterator[tuple[str, Json]]:
-        """Yield keys that start with `prefix` and their values, in order, from the key `start` on."""
+    def scan(
+        self, prefix: str = "", *, start: str | None = None, where: str = "1"
+    ) -> Iterator[tuple[str, Json]]:
+        """Yield keys that start with `prefix` and their values, in order, from the key `start` on.
+
+        `where` is a condition on the rows in SQL.
+        """
         first, end = _range(prefix)
         first = start or first
         while True:
             rows = self.select(
-                f"SELECT key, value FROM steps WHERE key >= ? AND key < ? ORDER BY key LIMIT {_PAGE}",
+                f"SELECT key, value FROM steps WHERE key >= ? AND key < ? AND {where} "
+                f"ORDER BY key LIMIT {_PAGE}",
                 (first, end),
             )
             for key, text in rows:
@@ -247,12 +254,6 @@ class Journal:
             if len(rows) < _PAGE:
                 return
             first = _next_key(rows[-1][0])
-
-    def last_key(self, prefix: str) -> str | None:
-        """Return the last key that starts with `prefix`, or None if there is none."""
-        statement = "SELECT key FROM steps WHERE key >= ? AND key < ? ORDER BY key DESC LIMIT 1"
-        rows = self.select(statement, _range(prefix))
-        return rows[0][0] if rows else None
 
     def times(self, prefix: str) -> dict[str, float]:
         """Return when each key that starts with `prefix` was stored, in Unix seconds."""

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from etude.core.episode import Failure
 from etude.core.errors import RequestError
 from etude.core.json_text import jsonable
-from etude.store.episodes import episode_phase, is_episode
+from etude.store.episodes import episode_phase, stored_episodes
 from etude.store.journal import Journal, Json
 
 
@@ -78,23 +78,22 @@ def outlines(
 
     `after` is an episode id: begin after it. `reward` is the evaluator whose score is the reward.
     """
-    opened: list[EpisodeOutline] = []
-    # "0" sorts after "/", so this skips the rows of the episode `after`.
-    for key, stored in journal.scan(prefix, start=f"{after}0" if after else None):
-        # An episode's rows follow it, and so do episodes whose ids begin with its id.
-        while opened and not key.startswith(f"{opened[-1].id}/"):
-            ended = opened.pop()
-            if key < f"{ended.id}/":  # An episode such as `a/0-b/0` comes before the rows of `a/0`.
-                for own, row in journal.scan(f"{ended.id}/"):
-                    _add(ended, own.removeprefix(f"{ended.id}/"), row, reward)
-            yield ended
-        if is_episode(stored) and stored["episode"] == key:
-            opened.append(_outline(stored))
-        elif opened:
-            _add(opened[-1], key.removeprefix(f"{opened[-1].id}/"), stored, reward)
-        if opened and with_text:
-            opened[-1].stored.append(stored)
-    yield from reversed(opened)
+    for id, stored in stored_episodes(journal, prefix, after=after):
+        outline = _outline(stored)
+        # The rows of another episode may begin like this one's: an example may have any name.
+        kinds = tuple(f"{id}/{kind}/" for kind in ("call", "score", "tool"))
+        rows = [(key, row) for key, row in journal.scan(f"{id}/") if key.startswith(kinds)]
+        for key, row in rows:
+            kind, _, name = key.removeprefix(f"{id}/").partition("/")
+            if kind == "call":
+                _add_call(outline, row)
+            elif kind == "score":
+                outline.scores[name] = row["score"]
+                if row["error"]:
+                    outline.errors[f"score:{name}"] = row["error"]
+        outline.reward = outline.scores.get(reward or "")
+        outline.stored = [stored, *(row for _, row in rows)] if with_text else []
+        yield outline
 
 
 def _outline(stored: Json) -> EpisodeOutline:
@@ -118,18 +117,6 @@ def _outline(stored: Json) -> EpisodeOutline:
             if call.get("error"):
                 outline.errors[f"call:{call['index']}"] = call["error"]
     return outline
-
-
-def _add(outline: EpisodeOutline, name: str, stored: Json, reward: str | None) -> None:
-    kind, _, rest = name.partition("/")
-    if kind == "call":
-        _add_call(outline, stored)
-    elif kind == "score":
-        outline.scores[rest] = stored["score"]
-        if stored["error"]:
-            outline.errors[f"score:{rest}"] = stored["error"]
-        if rest == reward:
-            outline.reward = stored["score"]
 
 
 def _add_call(outline: EpisodeOutline, stored: Json) -> None:
