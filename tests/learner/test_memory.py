@@ -16,7 +16,7 @@ from etude.algorithms.imitation import Supervised
 from etude.core.job import ModelVersion
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.optimiser import Optimiser, Schedule
-from etude.models import memory
+from etude.models.device import available_memory, release_freed_memory
 from tests.learner.gradients import forest, to_batch, train
 from tests.models.tiny_models import fresh_policy
 
@@ -25,7 +25,7 @@ def test_the_free_memory_of_a_gpu_counts_what_torch_holds_and_does_not_use(monke
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: {"cuda:1": (1000, 5000)}[device])
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 200)
-    assert memory.available_memory("cuda:1") == 1100
+    assert available_memory("cuda:1") == 1100
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries return it by themselves")
@@ -37,7 +37,7 @@ def test_what_was_freed_goes_back_to_the_system():
     last = blocks.pop()  # What lies above it would go by itself.
     blocks.clear()
     before = resident()
-    memory.release_freed_memory()
+    release_freed_memory()
     assert resident() < before - 100_000_000
     del last
 

@@ -22,7 +22,7 @@ from etude.core.training_rows import DpoRow, GrpoRow, RowMessage, SupervisedRow,
 from etude.learner.learner import Learner, TrainingCanceled
 from etude.learner.objective import Objective, Unit, has_gradient, is_trained, trained_tokens
 from etude.learner.optimiser import Step, plan_steps
-from etude.models.memory import available_memory, shown_bytes
+from etude.models.device import available_memory, shown_bytes
 from etude.models.policy import Policy
 from etude.models.template import ChatTemplate
 

@@ -22,7 +22,7 @@ from etude.core.sample import SampleOrPair
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import is_trained
 from etude.learner.optimiser import Schedule, Step
-from etude.models.memory import release_freed_memory
+from etude.models.device import release_freed_memory
 from etude.models.policy import Policy
 from etude.store.learned import Source, learned_lines
 

@@ -17,7 +17,7 @@ from etude.backends.state_folders import StateFolders
 from etude.core.errors import StoreError
 from etude.core.job import ModelVersion
 from etude.learner.optimiser import Snapshot
-from etude.models.memory import available_memory, shown_bytes
+from etude.models.device import available_memory, shown_bytes
 from etude.store.learned import write_learned
 
 _LOG = logging.getLogger("etude.versions")

@@ -1,12 +1,21 @@
-"""The device, data type and threads that a model runs with."""
+"""The device, memory, data type and threads that a model runs with."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+from rich.filesize import decimal
 
 from etude.core.errors import RequestError
+
+if TYPE_CHECKING:
+    import torch
+
+_CGROUP = Path("/sys/fs/cgroup")
 
 
 def choose_device(wish: str = "auto") -> torch.device:
@@ -14,6 +23,8 @@ def choose_device(wish: str = "auto") -> torch.device:
 
     Raises RequestError if the requested device is not available.
     """
+    import torch
+
     if wish == "auto":
         if torch.cuda.is_available():
             return torch.device("cuda")
@@ -34,6 +45,8 @@ def choose_dtype(wish: str, device: torch.device, parameters: int) -> torch.dtyp
 
     Raises RequestError for an unknown type.
     """
+    import torch
+
     known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if wish == "auto":
         is_faster = device.type == "cpu" and is_large(parameters) and multiplies_bfloat16_faster()
@@ -72,6 +85,8 @@ def is_large(parameters: int) -> bool:
 def multiplies_bfloat16_faster() -> bool:
     """Return whether this CPU multiplies bfloat16 faster than float32: with AMX, or AVX512-BF16 of AMD. An
     Intel Xeon with AVX512-BF16 but without AMX took 1.7 times as long for 1,024 rows of 576 numbers."""
+    import torch
+
     has: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # Since torch 2.11.
     return bool(has.get("amx_bf16") or (has.get("avx512_bf16") and "AMD" in str(has.get("cpu_name"))))
 
@@ -83,4 +98,44 @@ def limit_threads(parameters: int = 0) -> None:
     lose all of it. A fixed count also makes the results of sums repeat exactly.
     """
     if "OMP_NUM_THREADS" not in os.environ:
+        import torch
+
         torch.set_num_threads(usable_cores() if is_large(parameters) else 1)
+
+
+def available_memory(device: str = "cpu") -> int | None:
+    """Return the free memory of a device, such as `cuda:1`, in bytes; None if it is unknown.
+
+    GPU memory that torch has reserved and does not use counts as free.
+    """
+    if device.startswith("cuda"):
+        import torch
+
+        held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + held
+    limit, used = _cgroup_number("memory.max"), _cgroup_number("memory.current")
+    rooms = [] if limit is None or used is None else [max(0, limit - used)]
+    with suppress(OSError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        rooms += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    return min(rooms, default=None)
+
+
+def release_freed_memory() -> None:
+    """Make the C library return freed memory to the system, which glibc otherwise keeps for each thread."""
+    with suppress(AttributeError, OSError, TypeError):  # Other libraries have no such function.
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def shown_bytes(count: float) -> str:
+    """Format a number of bytes, in powers of 1000: `1.5 GB`."""
+    return decimal(round(count))
+
+
+def _cgroup_number(name: str) -> int | None:
+    """Read a number from a file of this process's cgroup; None outside a container or without a number."""
+    try:
+        text = (_CGROUP / name).read_text(encoding="ascii").strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

@@ -18,7 +18,7 @@ from etude.core.call import ChatRequest, Sampling
 from etude.core.errors import EtudeError, install_command
 from etude.engines.openai_compatible import OpenAiEngine
 from etude.engines.openai_config import OpenAiLlmConfig
-from etude.models.memory import available_memory, shown_bytes, total_memory
+from etude.models.device import available_memory, choose_device, shown_bytes, usable_cores
 from etude.preflight.finding import Findings
 from etude.store.backup_address import probe
 from etude.store.run_folder import RunFolder
@@ -56,21 +56,19 @@ def _torch(findings: Findings) -> None:
     except (ImportError, OSError) as error:
         findings.fail("torch", f"is installed and cannot be imported: {error}; install it again")
         return
-    from etude.models.device import choose_device, usable_cores
-
     device = choose_device()
     name = f" ({torch.cuda.get_device_name()})" if device.type == "cuda" else ""
     findings.ok("torch", f"{torch.__version__}, device {device.type}{name}, {usable_cores()} cores")
 
 
 def _memory_and_disk(folder: Path, findings: Findings) -> None:
-    total, free = total_memory(), available_memory()
+    free = available_memory()
     if free is not None and free < 1e9:  # Loading torch and a tiny model takes some 0.5 GB.
         findings.warn(
             "memory", f"only {shown_bytes(free)} free; end other programs, or take a larger machine"
         )
-    elif total is not None and free is not None:
-        findings.ok("memory", f"{shown_bytes(free)} free of {shown_bytes(total)}")
+    elif free is not None:
+        findings.ok("memory", f"{shown_bytes(free)} free")
     existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
     room = shutil.disk_usage(existing).free
     if room < 2e9:
