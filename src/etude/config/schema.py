@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    BaseModel,
-    Field,
-    PrivateAttr,
-    SecretStr,
-    SerializeAsAny,
-    field_validator,
-    model_validator,
-)
+from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
 
 from etude.config.component import (
     CHANGEABLE,
@@ -37,8 +28,6 @@ from etude.config.finetuning import (
 )
 from etude.core.errors import ConfigError
 
-_SECRET = re.compile(r"key|secret|token|passw|credential|sas|account_name|connection_string", re.IGNORECASE)
-"""Names of options whose values are not written into run folders."""
 _PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
 
 
@@ -70,33 +59,6 @@ class StorageConfig(BaseModel, extra="forbid", frozen=True):
         if _PASSWORD.search(address):
             raise ValueError("no password in an address: give it as an option, `password: ${NAME}`")
         return address.rstrip("/")
-
-    @field_validator("options", mode="before")
-    @classmethod
-    def _hide_secrets(cls, options: Any) -> Any:
-        return _hide(options) if isinstance(options, Mapping) else options
-
-    def driver_options(self) -> dict[str, Any]:
-        """Return the options for the driver, with secrets in plain text."""
-        options: dict[str, Any] = _reveal(self.options)
-        return options
-
-
-def _hide(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options with secrets as objects that print and dump as asterisks."""
-
-    def hide(name: str, value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return _hide(value)
-        return SecretStr(value) if isinstance(value, str) and _SECRET.search(name) else value
-
-    return {str(name): hide(str(name), value) for name, value in options.items()}
-
-
-def _reveal(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _reveal(item) for name, item in value.items()}
-    return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 
 class EvalGeneralConfig(BaseModel, extra="forbid", frozen=True):

@@ -99,7 +99,7 @@ def storage_options(overrides: Sequence[str]) -> dict[str, Any]:
     """
     own = [override for override in overrides if _override_path(override)[:2] == ("storage", "options")]
     config = parse_config({"storage": {"address": "file:///"}}, own)
-    return {} if config.storage is None else config.storage.driver_options()
+    return {} if config.storage is None else config.storage.options
 
 
 def storage_overrides(run: Path, address: str) -> list[str]:

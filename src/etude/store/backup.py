@@ -215,7 +215,7 @@ async def back_up(config: StorageConfig | None, run: RunFolder, progress: Progre
     if config is None:
         yield
         return
-    address = Address(f"{config.address}/{run.path.name}", config.driver_options())
+    address = Address(f"{config.address}/{run.path.name}", config.options)
     storage = _Storage(config, run, progress, Copies(run.path, address))
     await storage.begin()
     task = asyncio.create_task(storage.keep(), name="copy the run to its storage")

@@ -115,7 +115,7 @@ async def probe(config: StorageConfig) -> str:
     name, data = f"etude-check-{secrets.token_hex(8)}", secrets.token_bytes(64)
 
     def round_trip() -> bytes:
-        address = Address(config.address, config.driver_options())
+        address = Address(config.address, config.options)
         address.write(name, data)
         read = address.read(name)
         address.delete(name)
