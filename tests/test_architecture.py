@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 60_461,
+    "lines of source": 60_423,
     "modules": 301,
-    "lines of tests": 47_697,
+    "lines of tests": 47_692,
     "benchmark files": 12,
     "config keys": 319,
 }

@@ -80,8 +80,8 @@ def test_a_run_trains_on_the_server_and_samples_what_it_trained(art: Path, serve
     assert [json.loads(line)["model_version"] for line in (run / "training_metrics.jsonl").open()] == [1, 2]
     validations = json.loads((run / "validation_history.json").read_text())
     assert validations[-1]["avg_reward"] > validations[0]["avg_reward"]
-    # 3 examples × 4 generations for each epoch; 3 held-out examples before, between and after; the probe.
-    assert server.sampled == {"agent@0": 12 + 3 + 1, "agent@1": 12 + 3, "agent@2": 3}
+    # 3 examples × 4 generations for each epoch; 3 held-out examples before, between and after.
+    assert server.sampled == {"agent@0": 12 + 3, "agent@1": 12 + 3, "agent@2": 3}
     assert all(job["config"]["learning_rate"] == 1e-4 for job in server.jobs)
     told = [json.loads(line) for line in (run / "openpipe_art_jobs.jsonl").open()]
     assert [line["run_id"] for line in told if "status" in line] == ["r-epoch-1", "r-epoch-2"]
