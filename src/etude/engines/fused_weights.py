@@ -193,13 +193,18 @@ def linear(
     bases, lows = [base_layer(module) for module in modules], [low_rank(module) for module in modules]
     weights = [base.weight.detach() for base in bases]
     merges = weights[0].dtype == torch.float32
+    low = None if merges else _join_lora(lows, weights, in_order)
     if merges:
         pairs = zip(weights, lows, strict=True)
-        weights = [weight if low is None else weight + low.up @ low.down for weight, low in pairs]
+        weights = [weight if one is None else torch.addmm(weight, one.up, one.down) for weight, one in pairs]
     biases = [base.bias.detach() for base in bases if base.bias is not None]
-    weight, bias = in_order(weights), in_order(biases) if biases else None
-    low = None if merges else _join_lora(lows, weights, in_order)
-    return PackedLinear(weight if scale is None else weight * scale, bias, low)
+    # Large copies take longer than what is done with them, so there is none without need.
+    weight, is_own = weights[0], len(weights) == 1 and weights[0].data_ptr() == bases[0].weight.data_ptr()
+    if len(weights) > 1:
+        weight = in_order(weights)
+    if scale is not None:
+        weight = weight * scale if is_own else weight.mul_(scale)
+    return PackedLinear(weight, in_order(biases) if biases else None, low)
 
 
 def low_rank(module: Any) -> LowRank | None:
