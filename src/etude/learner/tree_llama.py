@@ -171,12 +171,16 @@ class _Turn(torch.autograd.Function):
     def forward(ctx: Any, heads_NHD: Tensor, turn_N1C: Tensor) -> Tensor:
         """Rotate in float32; the result has the precision of the heads."""
         ctx.save_for_backward(turn_N1C)
-        return _turn(heads_NHD, torch.view_as_real(turn_N1C))
+        real, imaginary = heads_NHD.float().unflatten(-1, (2, -1)).unbind(-2)  # type: ignore[no-untyped-call]
+        turned = torch.complex(real, imaginary).mul_(turn_N1C)
+        return torch.view_as_real(turned).flatten(-2).to(heads_NHD.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (turn_N1C,) = ctx.saved_tensors
-        return _turn_back(grad, torch.view_as_real(turn_N1C)), None
+        grad_NHC2 = grad.float().unflatten(-1, (-1, 2))  # type: ignore[no-untyped-call]
+        turned = torch.view_as_complex(grad_NHC2) * turn_N1C.conj()
+        return torch.cat([turned.real, turned.imag], dim=-1).to(grad.dtype), None
 
 
 class _Norm(torch.autograd.Function):
@@ -192,7 +196,8 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, weight = ctx.saved_tensors
-        return *_norm_back(grad, x, scale, weight, ctx.needs_input_grad[1]), None
+        of_x, of_weight = _normed_back(grad, x, scale, weight, ctx.needs_input_grad[1])
+        return of_x.to(x.dtype), of_weight, None
 
 
 class _Sum(torch.autograd.Function):
@@ -201,7 +206,8 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, more: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         """Return the sum of `x` and `more`; and the same, normed, in the precision of `weight`."""
-        x, normed, scale = _sum(x, more, weight, epsilon)
+        x = x + more
+        normed, scale = _norm(x, weight, epsilon)
         ctx.save_for_backward(x, scale, weight)
         ctx.dtype = more.dtype
         return x, normed
@@ -209,7 +215,9 @@ class _Sum(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, of_normed: Tensor) -> tuple[Tensor | None, ...]:
         x, scale, weight = ctx.saved_tensors
-        return *_sum_back(of_normed, x, scale, weight, ctx.needs_input_grad[2], grad, ctx.dtype), None
+        of_x, of_weight = _normed_back(of_normed, x, scale, weight, ctx.needs_input_grad[2])
+        of_x += grad
+        return of_x, of_x.to(ctx.dtype), of_weight, None
 
 
 class _LowRank(torch.autograd.Function):
@@ -241,23 +249,12 @@ class _Gate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
-        return _gate(gate, up)
+        return F.silu(gate).mul_(up)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        return _gate_back(grad, *ctx.saved_tensors)
-
-
-def _turn(heads_NHD: Tensor, turn_N1C2: Tensor) -> Tensor:
-    real, imaginary = heads_NHD.float().unflatten(-1, (2, -1)).unbind(-2)  # type: ignore[no-untyped-call]
-    turned = torch.complex(real, imaginary).mul_(torch.view_as_complex(turn_N1C2))
-    return torch.view_as_real(turned).flatten(-2).to(heads_NHD.dtype)
-
-
-def _turn_back(grad_NHD: Tensor, turn_N1C2: Tensor) -> Tensor:
-    grad_NHC2 = grad_NHD.float().unflatten(-1, (-1, 2))  # type: ignore[no-untyped-call]
-    turned = torch.view_as_complex(grad_NHC2) * torch.view_as_complex(turn_N1C2).conj()
-    return torch.cat([turned.real, turned.imag], dim=-1).to(grad_NHD.dtype)
+        gate, up = ctx.saved_tensors
+        return torch.ops.aten.silu_backward(grad * up, gate), F.silu(gate).mul_(grad)
 
 
 def _norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
@@ -280,37 +277,3 @@ def _normed_back(
         of_weight = (scale.flatten() @ product.flatten(0, -2)).to(weight.dtype)
     mean = sums.mul_(scale.square()).div_(x.shape[-1])
     return (grad * weight_E).addcmul_(x, mean, value=-1).mul_(scale), of_weight
-
-
-def _norm_back(
-    grad: Tensor, x: Tensor, scale: Tensor, weight: Tensor, is_trained: bool
-) -> tuple[Tensor, Tensor | None]:
-    of_x, of_weight = _normed_back(grad, x, scale, weight, is_trained)
-    return of_x.to(x.dtype), of_weight
-
-
-def _sum(x: Tensor, more: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
-    x = x + more
-    return x, *_norm(x, weight, epsilon)
-
-
-def _sum_back(
-    of_normed: Tensor,
-    x: Tensor,
-    scale: Tensor,
-    weight: Tensor,
-    is_trained: bool,
-    grad: Tensor,
-    dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    of_x, of_weight = _normed_back(of_normed, x, scale, weight, is_trained)
-    of_x += grad
-    return of_x, of_x.to(dtype), of_weight
-
-
-def _gate(gate: Tensor, up: Tensor) -> Tensor:
-    return F.silu(gate).mul_(up)
-
-
-def _gate_back(grad: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.ops.aten.silu_backward(grad * up, gate), F.silu(gate).mul_(grad)
