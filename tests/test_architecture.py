@@ -58,7 +58,7 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 60_391,
+    "lines of source": 60_416,
     "modules": 301,
     "lines of tests": 47_692,
     "benchmark files": 12,

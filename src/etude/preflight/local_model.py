@@ -14,7 +14,7 @@ from etude.core.call import ChatRequest
 from etude.core.episode import Example
 from etude.core.errors import EtudeError, RequestError
 from etude.engines.local import LocalLlmConfig
-from etude.models.device import choose_device, choose_dtype
+from etude.models.device import available_memory, choose_device, choose_dtype, shown_bytes
 from etude.models.policy import LoraOptions, Policy
 from etude.models.probe import TOOL
 from etude.models.source import is_gguf
@@ -33,7 +33,7 @@ def check_local_model(
     examples: Sequence[Example],
     findings: Findings,
 ) -> None:
-    """Check a model's chat template, LoRA setting and context.
+    """Check a model's chat template, LoRA setting, memory and context.
 
     `base` is the folder or name of the weights, and `adapter` trains them. Raises RequestError if the model
     cannot be used.
@@ -57,6 +57,7 @@ def check_local_model(
         findings.ok(what, f"unpacked from GGUF, with the chat template in the file; a turn ends at {ends}")
     _check_template(what, policy, llm.chat_template_kwargs, findings)
     _check_context(what, llm, policy, longest, findings)
+    _check_memory(what, policy, parameters, device, dtype, adapter, findings)
     if device.type == "cpu" and parameters > 1_000_000_000:
         findings.warn(what, "more than a billion parameters on a CPU: expect hours for each epoch")
 
@@ -125,4 +126,28 @@ def _check_context(what: str, llm: LocalLlmConfig, policy: Policy, longest: int,
             what,
             f"max_tokens {llm.max_tokens} and the longest example ({longest} tokens) are more than the "
             f"context of {policy.max_context}: answers may be cut",
+        )
+
+
+def _check_memory(
+    what: str,
+    policy: Policy,
+    parameters: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    adapter: LocalAdapterConfig | None,
+    findings: Findings,
+) -> None:
+    """Check that the weights fit in memory, and in training their gradients and AdamW's state."""
+    needed, free, use = parameters * dtype.itemsize, available_memory(device.type), "needs"
+    if adapter is not None:
+        trained = sum(value.numel() for value in policy.trainable().values())
+        # Gradients and two moments in float32, and masters of weights in half precision.
+        has_masters = dtype.itemsize < 4 and not policy.is_lora
+        use, needed = "and its training need", needed + trained * (16 if has_masters else 12)
+    if free is not None and needed > free:
+        findings.warn(
+            what,
+            f"{use} at least {shown_bytes(needed)} of memory, and {shown_bytes(free)} are free; train with "
+            "`lora`, or choose a smaller model",
         )
