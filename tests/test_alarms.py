@@ -10,7 +10,7 @@ import pytest
 from etude.backends.capabilities import Capabilities
 from etude.core.errors import RunPaused
 from etude.core.history import EpochEntry
-from etude.loop.alarm import Alarm
+from etude.loop.alarms import Alarm
 from etude.store.figures import Summary, summary_in
 from etude.store.log import read_histories, read_states
 from etude.store.run_folder import RunFolder

@@ -58,11 +58,11 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 60_416,
-    "modules": 301,
-    "lines of tests": 47_692,
+    "lines of source": 60_324,
+    "modules": 299,
+    "lines of tests": 47_690,
     "benchmark files": 12,
-    "config keys": 319,
+    "config keys": 318,
 }
 """Of the whole, as `make size` counts it. These numbers are only ever lowered."""
 

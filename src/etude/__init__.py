@@ -90,8 +90,8 @@ if TYPE_CHECKING:
     from etude.groups.shared import SharedModelGroup as SharedModelGroup
     from etude.integrations.art.adapter import ARTTrainerAdapter as ARTTrainerAdapter
     from etude.integrations.art.config import ARTTrainerAdapterConfig as ARTTrainerAdapterConfig
-    from etude.loop.alarm import Alarm as Alarm
-    from etude.loop.alarm import Sighting as Sighting
+    from etude.loop.alarms import Alarm as Alarm
+    from etude.loop.alarms import Sighting as Sighting
     from etude.loop.evaluation import EvaluationRun as EvaluationRun
     from etude.loop.evaluation import EvaluationRunConfig as EvaluationRunConfig
     from etude.loop.interface import Trainer as Trainer

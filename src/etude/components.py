@@ -13,8 +13,8 @@ import etude.backends.openai_adapter
 import etude.engines.local
 import etude.engines.openai_compatible
 import etude.groups.opponents
+import etude.loop.alarms
 import etude.loop.arguments
-import etude.loop.built_in_alarms
 import etude.loop.trainer
 import etude.processes.ray_cluster
 import etude.protocols.workflow

@@ -23,7 +23,7 @@ from etude.core.history import History
 from etude.core.interfaces import Engine, Progress
 from etude.core.job import TrainingStatusEnum
 from etude.core.process import rare_garbage_collection
-from etude.loop.arguments import build_config, is_config, load, refuse, with_python_objects
+from etude.loop.arguments import as_overrides, build_config, is_config, load, refuse, with_python_objects
 from etude.loop.evaluation import Evaluation
 from etude.loop.evaluation import evaluate as run_evaluation
 from etude.loop.lifecycle import (
@@ -34,7 +34,6 @@ from etude.loop.lifecycle import (
     storage_options,
     storage_overrides,
 )
-from etude.loop.settings import as_overrides
 from etude.loop.stored_models import model_overrides
 from etude.loop.targets import assemble_trainer
 from etude.run import Run, TrainedModel

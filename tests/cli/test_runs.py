@@ -7,8 +7,7 @@ import json
 
 import pytest
 
-from etude.loop.alarm import alarm_events
-from etude.loop.built_in_alarms import RewardCollapse
+from etude.loop.alarms import RewardCollapse, alarm_events
 from etude.store.log import ModelLog
 from etude.store.run_folder import RunFolder
 from tests.cli.projects import change, etude, rows, succeed, train_two_models

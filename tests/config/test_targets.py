@@ -20,7 +20,7 @@ from etude.config.finetuning import (
 from etude.config.load import load_config, parse_config, resolved_yaml
 from etude.core.episode import Example
 from etude.core.errors import CapabilityError, ConfigError, DatasetError
-from etude.loop.alarm import Alarm, active_alarms
+from etude.loop.alarms import Alarm, active_alarms
 
 TWO = """\
 llms: {prover: local, verifier: local, judge: local}

@@ -10,17 +10,20 @@ import pytest
 
 from etude.config.finetuning import FinetuneConfig
 from etude.core.history import AlarmEvent, Entry
-from etude.loop.alarm import PAGE, REMEDIES, Alarm, active_alarms, alarm_events
-from etude.loop.built_in_alarms import (
+from etude.loop.alarms import (
+    PAGE,
+    REMEDIES,
+    Alarm,
     CutOffAnswers,
     EntropyCollapse,
     EqualGroups,
     Failures,
-    LengthExplosion,
     Mismatch,
     PartialReward,
     RewardCollapse,
     TemplateDrift,
+    active_alarms,
+    alarm_events,
 )
 from etude.loop.metrics import reward_metrics
 from tests.show.histories import epoch, validation
@@ -84,8 +87,6 @@ TABLE: list[tuple[Alarm, list[Entry], str]] = [
     (EntropyCollapse(), epochs("sampled_entropy", [2.0, 0.2, 0.09, 0.09, 0.09]), "...Rh"),
     (EntropyCollapse(), epochs("sampled_entropy", [2.0, 0.09, None, 0.09, 1.0]), "...R."),
     (EntropyCollapse(), epochs("sampled_entropy", [0.0, 0.0, 0.0]), "..."),
-    (LengthExplosion(), epochs("answer_tokens", [40, 50, 130, 160, 700, 90]), "...Rh."),
-    (LengthExplosion(), epochs("answer_tokens", [2, 7, 31]), "..."),
     # The mean rises by answers that earn a part; or because more have the best, or a better best.
     (PartialReward(), earned([0.0] * 48 + [0.2] * 16, [0.2] * 45 + [0.0] * 19, [0.2] * 64), ".Rh"),
     (PartialReward(), earned([0.0] * 16, [0.2] * 16, [0.2] * 16), "..."),

@@ -191,7 +191,7 @@ def show_troubles(run: Path, calls: Mapping[str, int], causes: Sequence[FailureC
     Each cause has a command that shows one of its episodes. `calls` are counts as an evaluation's output has
     them.
     """
-    from etude.loop.built_in_alarms import CutOffAnswers
+    from etude.loop.alarms import CutOffAnswers
     from etude.store.figures import show_command
 
     cut_off, retries = CutOffAnswers().seen_in(calls), calls.get("retries", 0)

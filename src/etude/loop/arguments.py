@@ -1,10 +1,11 @@
-"""The config that the arguments of `etude.train` and `etude.evaluate` stand for.
+"""The config that the arguments and keyword settings of `etude.train` and `etude.evaluate` stand for.
 
 It only names components that a program gives as Python objects, and holds the objects while the program runs.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
@@ -15,7 +16,8 @@ from pydantic import BaseModel, Field
 
 from etude.config.builder import Builder
 from etude.config.component import DatasetConfig, EvaluatorConfig, LlmConfig, ToolsConfig, WorkflowConfig
-from etude.config.document import Override
+from etude.config.document import Override, join_path
+from etude.config.finetuning import FinetuneConfig, FinetuneRunConfig
 from etude.config.import_path import where_defined
 from etude.config.load import load_config, parse_config
 from etude.config.registry import (
@@ -25,10 +27,10 @@ from etude.config.registry import (
     register_tools,
     register_workflow,
 )
-from etude.config.schema import Config
+from etude.config.schema import Config, EvalGeneralConfig
 from etude.core.episode import Example
-from etude.core.errors import ConfigError, RequestError
-from etude.loop.settings import as_overrides, by_path
+from etude.core.errors import ConfigError, RequestError, alternatives
+from etude.loop.trainer import EpochTrainerConfig
 from etude.protocols.protocol import Protocol
 from etude.protocols.workflow import ProtocolWorkflow
 from etude.rollout.datasets import RowsConfig
@@ -44,6 +46,15 @@ _MISSING = {
     "eval.evaluators": "reward=, a function of an example and an output that returns a number",
 }
 """The config keys that a run needs, and the arguments that set them."""
+
+_BLOCKS: dict[tuple[str, ...], Any] = {
+    ("trainers", "epochs"): EpochTrainerConfig,
+    ("eval", "general"): EvalGeneralConfig,
+    ("finetuning", "run_configuration"): FinetuneRunConfig,
+    ("finetuning",): FinetuneConfig,
+}
+"""The blocks of a config whose keys can be given as keywords. Of equal keys, the last one is meant."""
+_SHORT = {"epochs": "num_epochs", "curriculum": "curriculum_learning"}
 
 
 def is_config(agent: Any) -> bool:
@@ -61,6 +72,28 @@ def load(source: Any, overrides: Iterable[Override]) -> Config:
             raise RequestError("a Config is complete; give a file or a dict to have settings changed")
         return source
     return parse_config(source, changes) if isinstance(source, dict) else load_config(source, changes)
+
+
+def by_path(settings: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
+    """Return the settings with their paths in a config. Raises RequestError for an unknown setting."""
+    known = {"budget": (), **{key: path for path, block in _BLOCKS.items() for key in block.model_fields}}
+    placed = []
+    for short, value in settings.items():
+        key = _SHORT.get(short, short)
+        if key not in known:
+            close = alternatives(short, [*known, *_SHORT])
+            options = "Options of backend, algorithm and model are given there: backend={'_type': 'local', …}"
+            raise RequestError(f"there is no setting '{short}'{close}. {options}")
+        placed.append(((*known[key], key), value))
+    return placed
+
+
+def as_overrides(settings: Mapping[str, Any]) -> list[str]:
+    """Return the settings as overrides of a whole config. Raises RequestError for an unknown setting."""
+    return [
+        f"{join_path(path)}={json.dumps(value, default=str, ensure_ascii=False)}"
+        for path, value in by_path(settings)
+    ]
 
 
 def refuse(parts: Mapping[str, Any]) -> None:
@@ -236,23 +269,26 @@ def _live_workflow(agent: Any) -> LiveWorkflowConfig:
 def evaluator_configs(reward: Any) -> dict[str, Any]:
     """Return the evaluators of a config: a mapping has their names, and others are named after themselves."""
     if isinstance(reward, Mapping) and "_type" not in reward:
-        return {str(name): _evaluator_config(value)[1] for name, value in reward.items()}
-    if isinstance(reward, list | tuple):
-        pairs = [_evaluator_config(value) for value in reward]
-        if len({name for name, _ in pairs}) < len(pairs):
-            raise RequestError("two rewards have the same name; name them: reward={'right': …, 'short': …}")
-        return dict(pairs)
-    return dict([_evaluator_config(reward)])
+        return {str(name): _evaluator_config(value) for name, value in reward.items()}
+    rewards = reward if isinstance(reward, list | tuple) else [reward]
+    made = {_evaluator_name(each): _evaluator_config(each) for each in rewards}
+    if len(made) < len(rewards):
+        raise RequestError("two rewards have the same name; name them: reward={'right': …, 'short': …}")
+    return made
 
 
-def _evaluator_config(reward: Any) -> tuple[str, Any]:
+def _evaluator_name(reward: Any) -> str:
     if isinstance(reward, str):
-        return reward.rpartition(":")[2].replace(".", "_"), reward
+        return reward.rpartition(":")[2].replace(".", "_")
     if isinstance(reward, Mapping | EvaluatorConfig):
-        name = reward["_type"] if isinstance(reward, Mapping) else reward.type_name
-        return str(name), dict(reward) if isinstance(reward, Mapping) else reward
-    live = _live_evaluator(reward)
-    return live.name, _import_path(reward) or live
+        return str(reward["_type"] if isinstance(reward, Mapping) else reward.type_name)
+    return _live_evaluator(reward).name
+
+
+def _evaluator_config(reward: Any) -> Any:
+    if isinstance(reward, str | Mapping | EvaluatorConfig):
+        return dict(reward) if isinstance(reward, Mapping) else reward
+    return _import_path(reward) or _live_evaluator(reward)
 
 
 def _live_evaluator(reward: Any) -> LiveEvaluatorConfig:
@@ -313,49 +349,39 @@ def with_python_objects(
 
     Raises RequestError for an object that the run did not get from a program.
     """
-    general, settings = config.eval.general, config.finetuning.run_configuration
-    workflow, evaluators = config.workflow, dict(config.eval.evaluators)
-    if agent is not None:
-        workflow = _restore_component("agent", workflow, agent, _live_workflow)
-    if reward is not None:
-        live = [name for name, each in evaluators.items() if isinstance(each, LiveEvaluatorConfig)]
-        named = reward if isinstance(reward, Mapping) else dict.fromkeys(live or evaluators, reward)
-        parts = [*reward] if isinstance(reward, list | tuple) else [reward]
-        if named is not reward and (parts != [reward] or len(live) > 1):
-            named = dict(zip(evaluator_configs(parts), parts, strict=True))
-        for name, value in named.items():
-            if isinstance(value, Mapping | EvaluatorConfig) and name in evaluators and name not in live:
-                continue  # The stored config has it.
-            evaluators[name] = _restore_component("reward", evaluators.get(name), value, _live_evaluator)
-    if examples is not None:
-        dataset = _restore_component("examples", general.dataset, examples, dataset_config)
-        general = general.model_copy(update={"dataset": dataset})
-    if validation is not None:
-        held_out = _restore_component("validation", settings.validation_dataset, validation, dataset_config)
-        settings.validation_dataset = held_out
-    sets = dict(config.tools)
-    for name, value in ({} if tools is None else tools_configs(tools)).items():
-        known = sets.get(name)
-        kind, functions = getattr(known, "type_name", None), getattr(known, "functions", None)
-        if not (
-            isinstance(value, dict) and (value.get("_type"), value.get("functions")) == (kind, functions)
-        ):
-            sets[name] = _restore_component("tools", sets.get(name), value, lambda live: live)
-    block = config.eval.model_copy(update={"general": general, "evaluators": evaluators})
-    return config.model_copy(update={"eval": block, "workflow": workflow, "tools": sets})
+    evaluators, settings = config.eval.evaluators, config.finetuning.run_configuration
+    rewards = reward if isinstance(reward, list | tuple) else [reward]
+    named = reward if isinstance(reward, Mapping) else dict(zip(evaluators, rewards, strict=False))
+    for argument, stored, value, make in [
+        ("agent", config.workflow, agent, workflow_config),
+        *(("reward", evaluators.get(name), each, _evaluator_config) for name, each in named.items()),
+        ("examples", config.eval.general.dataset, examples, dataset_config),
+        ("validation", settings.validation_dataset, validation, dataset_config),
+    ]:
+        if value is not None:
+            _restore_object(argument, stored, value, make(value))
+    for name, given in ({} if tools is None else tools_configs(tools)).items():
+        _restore_object("tools", config.tools.get(name), given, given)
+    return config
 
 
-def _restore_component(argument: str, stored: Any, value: Any, live: Callable[[Any], Any]) -> Any:
-    """Return the component for `value`, or the stored one if it has the same function or file."""
-    if isinstance(stored, Live):
-        return live(value)
-    path = value if isinstance(value, str | Path) else _import_path(value)
-    known = getattr(stored, "function", None) or getattr(stored, "file_path", None)
-    if path is not None and known is not None and str(known) in (str(path), str(Path(path).absolute())):
-        return stored
-    raise RequestError(
-        f"{argument}: the run has another one in its config, and goes on as it was begun; leave it out"
-    )
+def _restore_object(argument: str, stored: Any, value: Any, given: Any) -> None:
+    """Put a value into its stored component, unless that names the same function or file as `given`."""
+    if isinstance(stored, Live) and not isinstance(value, str | Path):
+        stored.value = given.value if isinstance(given, Live) else value
+        return
+    path, known = _named_path(given), _named_path(stored)
+    is_same = path == known or str(known) in (str(path), str(Path(str(path)).absolute()))
+    if stored is None or not is_same:
+        raise RequestError(
+            f"{argument}: the run has another one in its config, and goes on as it was begun; leave it out"
+        )
+
+
+def _named_path(component: Any) -> Any:
+    """Return the functions or the file that a component names; None if it names none."""
+    keys = {"function": component} if isinstance(component, str) else dict(component or ())
+    return next((keys[key] for key in ("functions", "function", "file_path") if keys.get(key)), None)
 
 
 def _import_path(value: Any) -> str | None:

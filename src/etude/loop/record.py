@@ -20,7 +20,7 @@ from etude.core.interfaces import Progress
 from etude.core.job import TrainingJobStatus
 from etude.core.json_text import json_facts
 from etude.core.records import MetricsAdded, Paused, Record, RunEnded
-from etude.loop.alarm import PAGE, active_alarms, alarm_events
+from etude.loop.alarms import PAGE, active_alarms, alarm_events
 from etude.runtime import Runtime
 from etude.store.figures import causes_in, show_command, summary_in, version_to_go_back_to
 from etude.store.files import private_folder
