@@ -146,7 +146,7 @@ class LanguageModelClient:
             await asyncio.sleep(min(_POLL, timeout))
 
     async def stop_engine(self, *, timeout: float = 300.0) -> None:  # noqa: ASYNC109
-        """Stop the engine, so that training has the device. A stopped engine is no error."""
+        """Stop the engine, so that training has the device. A stopped engine is not an error."""
         await self._post("/engine/stop", timeout)
 
     async def wait_for_ready(self, timeout: float = 300.0) -> None:  # noqa: ASYNC109  # the reference's name

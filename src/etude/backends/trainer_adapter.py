@@ -163,7 +163,7 @@ class TrainerAdapter(ABC):
         """
 
     async def cancel(self, ref: TrainingJobRef) -> None:  # noqa: B027  # a hook with a sound default
-        """Stop the job if it still runs. An unknown or finished job is no error."""
+        """Stop the job if it still runs. An unknown or finished job is not an error."""
 
     async def cleanup(self) -> None:  # noqa: B027  # a hook with a sound default
         """Free the resources of `initialize`. Calling it twice is fine."""

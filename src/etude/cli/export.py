@@ -51,5 +51,5 @@ def export(
         again = hints.command("evaluate", path / "config.yml", "--model", folder)
         next_step(hints.new_project(shown_path(folder)) if needs_program(path) else again)
     elif wanted.run == path:
-        # The exported folder is no model that the config could use instead of its own.
+        # The exported folder is not a model that the config could use instead of its own.
         next_step(hints.evaluate_version(path, str(wanted).removeprefix(f"{path.name}:")))

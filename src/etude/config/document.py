@@ -99,7 +99,7 @@ def set_at(data: dict[str, Any], path: KeyPath, value: Any) -> bool:
 
 
 def leaves(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
-    """Yield each value within nested mappings that is no mapping, or is an empty one, with its path."""
+    """Yield each value within nested mappings that is not a mapping, or is an empty one, with its path."""
     if isinstance(data, Mapping) and data:
         for key, value in data.items():
             yield from leaves(value, (*path, key))

@@ -62,8 +62,8 @@ def make_importable(*folders: Path) -> None:
 def import_object(path: str) -> Any:
     """Return the object that an import path names.
 
-    Raises RequestError if the text is no import path, the module is not found or raises, or the module has no
-    such name.
+    Raises RequestError if the text is not an import path, the module is not found or raises, or has no such
+    name.
     """
     match = _IMPORT_PATH.fullmatch(path)
     if match is None:

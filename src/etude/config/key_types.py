@@ -72,7 +72,7 @@ class KeyType:
         return aliases | {name: name for name in fields if name not in aliases.values()}
 
     def holds(self, *classes: type) -> bool:
-        """Return whether the type, which is no union, is a subclass of one of the classes."""
+        """Return whether the type, which is not a union, is a subclass of one of the classes."""
         origin = get_origin(self.annotation) or self.annotation
         return isinstance(origin, type) and issubclass(origin, classes)
 

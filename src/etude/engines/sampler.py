@@ -92,7 +92,7 @@ def draw(
 
 
 def append(rows: Sequence[LiveRow], ids: Sequence[int], logprobs: Sequence[float]) -> None:
-    """Append a drawn token to each row. Raises EngineError if a logprob is no number."""
+    """Append a drawn token to each row. Raises EngineError if a logprob is not a number."""
     if any(map(math.isnan, logprobs)):
         raise EngineError(
             "the model's logits are not finite: its weights are damaged, or overflow in its dtype"

@@ -388,7 +388,7 @@ def _reward_bound(entry: Entry, key: str) -> float | None:
 def _has_learnt(entry: Entry, earlier: Sequence[Entry]) -> bool:
     """Return whether the mean reward is in the top tenth of the range of rewards so far: the task is learnt.
 
-    A model that always answers correctly says little that is new, and that is no fault. If all rewards have
+    A model that always answers correctly says little that is new, which is not a fault. If all rewards have
     been equal from the start, nothing was learnt.
     """
     reward = entry.metrics.get("avg_reward")

@@ -105,7 +105,7 @@ class Provenance:
 def _fingerprint(logprobs: Any) -> int | None:
     """Return a hash of an answer's logprobs. Two answers from different weights do not share it.
 
-    None if `logprobs` is no list of floats, or empty.
+    None if `logprobs` is not a list of floats, or empty.
     """
     if not isinstance(logprobs, list | tuple) or not logprobs:
         return None

@@ -60,7 +60,7 @@ class Stream:
     writer: StreamWriter
 
     def send(self, frame: Any) -> None:
-        """Send a frame. Raises TypeError or ValueError for a value that is no JSON; then nothing is sent."""
+        """Send a frame. Raises TypeError or ValueError for a value that is not JSON; then nothing is sent."""
         data = json.dumps(frame, separators=(",", ":")).encode()
         if len(data) >= _MOST_BYTES:
             raise ValueError(f"a message of {len(data)} bytes is too long; the limit is {_MOST_BYTES}")

@@ -67,7 +67,7 @@ def config_to_json(
                 )
             replace_at(data, path, None)  # The examples themselves are sent.
     for path, text in [*strings(data)]:
-        replace_at(data, path, text.replace("$", "$$"))  # It is no reference to the environment.
+        replace_at(data, path, text.replace("$", "$$"))  # It is not a reference to the environment.
     if over_network:
         _remove_secrets(config, data, at_head)
     for path, text in config._as_written.items():

@@ -326,7 +326,7 @@ def task_stacks() -> str:
 def _stack(task: asyncio.Task[Any]) -> str:
     frames: list[tuple[FrameType, int]] = []
     awaited: Any = task.get_coro()
-    with contextlib.suppress(AttributeError):  # The innermost awaitable is no coroutine.
+    with contextlib.suppress(AttributeError):  # The innermost awaitable is not a coroutine.
         while awaited.cr_frame is not None:
             frames.append((awaited.cr_frame, awaited.cr_frame.f_lineno))
             awaited = awaited.cr_await

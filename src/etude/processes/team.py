@@ -45,7 +45,7 @@ _SHARED, _HEAD_LOCK = "shared", "head.lock"
 """The head's files in the job's folder. A node that finds other content, or no lock, has another folder."""
 
 Places: TypeAlias = Callable[[int], AbstractAsyncContextManager[Sequence[Launcher]]]
-"""Reserves places for so many processes within a block, one launcher each. Raises EtudeError without room."""
+"""Reserves places for some processes within a block, one launcher each. Raises EtudeError without room."""
 
 
 @asynccontextmanager

@@ -158,7 +158,7 @@ class EpisodeTree:
 
     @classmethod
     def from_json(cls, data: Any) -> EpisodeTree:
-        """Load the tree from the output of `to_json`. Raises RequestError if the data is no such tree."""
+        """Load the tree from the output of `to_json`. Raises RequestError if the data is not such a tree."""
         try:
             return _TREE.validate_python(data)
         except ValidationError as error:

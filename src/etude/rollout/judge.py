@@ -256,7 +256,7 @@ async def group_judge(config: GroupJudgeConfig, builder: Builder) -> AsyncIterat
 
 
 def list_messages(item: EvalInputItem) -> list[Message]:
-    """Return the episode's messages in order, each once, and the output last if it is no message.
+    """Return the episode's messages in order, each once, and the output last if it is not a message.
 
     If a call does not continue the call before it, a message with the role `conversation` precedes it. The
     model's thinking is not shown.

@@ -104,7 +104,7 @@ class PythonFunction:
     """
 
     def __init__(self, fn: Callable[..., Any]) -> None:
-        """Describe `fn`. Raises RequestError if it is no function, or an annotation has no JSON schema."""
+        """Describe `fn`. Raises RequestError if it is not a function, or an annotation has no JSON schema."""
         if not callable(fn):
             raise RequestError(f"a tool must be a dict or a function, found {fn!r:.80}")
         inner = fn

@@ -153,7 +153,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 class NoOutput(Exception):
-    """A workflow's return value is no output. The message says what to return instead."""
+    """A workflow's return value is not an output. The message says what to return instead."""
 
 
 def to_output(returned: Any) -> Any:
@@ -179,7 +179,7 @@ def to_output(returned: Any) -> Any:
 
 
 def _replace_replies(value: Any) -> Any:
-    """Replace each `Reply` in the value by its text. Raises NoOutput for a value that is no output."""
+    """Replace each `Reply` in the value by its text. Raises NoOutput for a value that is not an output."""
     if isinstance(value, Reply):
         if value.tool_calls and not value.text:
             names = ", ".join(call.name for call in value.tool_calls)

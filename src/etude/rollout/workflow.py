@@ -112,7 +112,7 @@ def workflow(
 def as_workflow(obj: Any, *, arguments: Mapping[str, Any] | None = None) -> Workflow:
     """Return a decorated or plain function as a workflow, with further arguments.
 
-    Raises RequestError if it is no function, or does not take these arguments.
+    Raises RequestError if it is not a function, or does not take these arguments.
     """
     agent = obj if isinstance(obj, Workflow) else Workflow(_name(obj), obj)
     if arguments:

@@ -145,7 +145,7 @@ def render_reward_plot(history: History) -> bytes:
     FigureCanvasAgg(figure)
     axes: Any = figure.subplots()
     title = axes.set_title("", loc="left", color=_INK, fontsize=13, fontweight="bold", pad=14)
-    title.set(text=_title(history), parse_math=False)  # A `$` in a name is no formula.
+    title.set(text=_title(history), parse_math=False)  # A `$` in a name is not a formula.
     axes.set_xlabel("epochs trained", color=_MUTED)
     axes.set_ylabel("reward", color=_MUTED)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -256,7 +256,7 @@ def as_tracker(value: Any) -> Tracker:
 
 
 def live_tracker_config(value: Any) -> LiveTrackerConfig:
-    """Return the config of a tracker that a program gave. Raises RequestError if it is no tracker."""
+    """Return the config of a tracker that a program gave. Raises RequestError if it is not a tracker."""
     as_tracker(value)
     return LiveTrackerConfig(name=getattr(value, "__name__", type(value).__name__), value=value)
 

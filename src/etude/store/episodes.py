@@ -349,7 +349,7 @@ def choose_phase(journal: Journal, wish: str | None) -> str:
 
 
 def phase_epoch(phase: str) -> int | None:
-    """Return the epoch, from 0, that a phase was collected for, or None if it is no training phase."""
+    """Return the epoch, from 0, that a phase was collected for, or None if it is not a training phase."""
     match = _PHASE.fullmatch(phase)
     return int(match[2]) - 1 if match is not None and match[1] == "train" else None
 

@@ -52,7 +52,7 @@ class RunVersion:
 
 
 def run_version(text: str, root: Path) -> RunVersion | None:
-    """Return the version that `RUN` or `RUN:version` names. None if `RUN` is no run, as in `Qwen/Qwen3-0.6B`.
+    """Return the version that `RUN` or `RUN:version` names, or None if there is no such run.
 
     Raises RequestError when the run has no such version.
     """

@@ -149,7 +149,7 @@ _COLOURS = 6
 
 
 def shown_play(record: EpisodeRecord) -> dict[str, Any]:
-    """Return the play of an episode for a page. Raises RequestError if its output is no tree.
+    """Return the play of an episode for a page. Raises RequestError if its output is not a tree.
 
     `values` has each agent's mean reward in the whole play, `agents` the numbers of their colours, and `ways`
     the number of leaves. An answer's `values` are the rewards from there on, averaged over its branches. Its
@@ -278,7 +278,7 @@ def _describe_play(record: EpisodeRecord) -> dict[str, Any] | None:
 
 
 def _scores(journal: Journal, id: str, rewards: Mapping[str | None, str]) -> list[dict[str, Any]]:
-    """Return an episode's scores, each with whose reward it is: ` of prover`, or None if it is no reward."""
+    """Return an episode's scores, each with whose reward it is: ` of prover`, or None for other scores."""
     scores = []
     for name, stored in episode_scores(journal, id).items():
         targets = [target for target, reward in rewards.items() if reward == name]

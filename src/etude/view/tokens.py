@@ -247,7 +247,7 @@ def _tokenizer_file(run: Path, model: str, source: str) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
 
         cached = try_to_load_from_cache(source, _FILE)
-    except (ImportError, ValueError):  # The extra is not installed, or the source is no name on the hub.
+    except (ImportError, ValueError):  # The extra is not installed, or the source is not a name on the hub.
         return None
     return Path(cached) if isinstance(cached, str) else None
 
