@@ -137,7 +137,7 @@ HARMLESS: dict[str, Callable[[], Any]] = {
     "an empty environment": os.environ.clear,
     "no garbage collection": gc.disable,
     "ignoring signals": lambda: [signal.signal(each, signal.SIG_IGN) for each in (2, 15, 23)],
-    "a hundred threads": lambda: [threading.Thread(target=time.sleep, args=(5,)).start() for _ in range(100)],
+    "fifty threads": lambda: [threading.Thread(target=time.sleep, args=(5,)).start() for _ in range(50)],
 }
 """Deeds after which an episode may well be whole."""
 

@@ -63,7 +63,7 @@ def test_a_single_job_can_ask_for_the_engines_place_also_of_the_next_server(
 ) -> None:
     with ServerProcess(model, tmp_path) as running:
         client = running.client()
-        job = create(client, upload(client, supervised(8)), request=ASKS, n_epochs=12, batch_size=2)
+        job = create(client, upload(client, supervised(8)), request=ASKS, n_epochs=60, batch_size=2)
         wait_for_step(client, job.id, 1)
         with running.http() as http:
             status = http.get("/engine/status").json()
