@@ -378,7 +378,7 @@ async def test_what_the_learner_was_given_is_kept(tmp_path):
     made = await done(adapter, group)
     kept = [sample for n in range(4) for sample in read_learned(tmp_path, f"train/1/e/{n}")]
     assert [sample.reward for sample in kept] == [0.0, 1.0, 2.0, 5.0]
-    assert {sample.source.version for sample in kept} == {made.number}
+    assert {sample.version for sample in kept} == {made.number}
     assert kept[0].advantages[-1] < 0 < kept[3].advantages[-1]
     for sample, given in zip(kept, group.trajectories[0], strict=True):
         items = [item for item in given.episode if item.is_sampled]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from etude.core.errors import StoreError
 from etude.core.json_text import plain
 from etude.core.sample import Pair, Sample, Turn
-from etude.store.learned import Source, ids_digest, learned_lines, read_learned, write_learned
+from etude.store.learned import ids_digest, learned_lines, read_learned, write_learned
 from tests.support import drawn
 
 
@@ -44,9 +44,9 @@ def samples(draw):
 @given(sample=samples())
 def test_what_was_given_is_read_back(tmp_path_factory, sample):
     run = tmp_path_factory.mktemp("run")
-    write_learned(run / "checkpoints", 3, learned_lines(Source("job", version=3), [(sample,)]))
+    write_learned(run / "checkpoints", 3, learned_lines(3, [(sample,)]))
     (back,) = read_learned(run, sample.episode)
-    assert (back.source.version, back.length, back.digest) == (3, len(sample.ids), ids_digest(sample.ids))
+    assert (back.version, back.length, back.digest) == (3, len(sample.ids), ids_digest(sample.ids))
     assert back.weights == tuple(map(float, sample.loss_weights))
     assert back.advantages == sample.advantages
 
@@ -54,7 +54,7 @@ def test_what_was_given_is_read_back(tmp_path_factory, sample):
 def test_both_sides_of_a_pair_are_told_apart(tmp_path):
     one = Sample((1, 2), (False, True), (0.0, -1.0), turns=(Turn(1, 2),), episode="e/0")
     other = Sample((1, 3), (False, True), (0.0, -1.0), turns=(Turn(1, 2),), episode="e/1")
-    lines = learned_lines(Source("j", version=1), [Pair(one, other, 1).samples])
+    lines = learned_lines(1, [Pair(one, other, 1).samples])
     write_learned(tmp_path / "checkpoints" / "policy", 1, lines)
     assert [each.side for id in ("e/0", "e/1") for each in read_learned(tmp_path, id)] == [
         "chosen",
@@ -66,7 +66,7 @@ def test_both_sides_of_a_pair_are_told_apart(tmp_path):
 def test_a_damaged_file_is_named(tmp_path):
     folder = tmp_path / "checkpoints" / "learned"
     folder.mkdir(parents=True)
-    (folder / "v1.jsonl").write_text("no json\n")
+    (folder / "v1.jsonl").write_text('{"episode":"e/0",\n')
     with pytest.raises(StoreError, match=r"v1\.jsonl"):
         read_learned(tmp_path, "e/0")
 

@@ -11,7 +11,7 @@ from starlette.testclient import TestClient
 from etude.core.call import ChatRequest
 from etude.core.episode import Event, Failure
 from etude.protocols import nip
-from etude.store.learned import Source, learned_lines, write_learned
+from etude.store.learned import learned_lines, write_learned
 from etude.store.run_folder import RunFolder
 from etude.view.app import create_view
 from tests.protocols.games import count_turns, find_agent, play_record
@@ -55,9 +55,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     store_run(root, "first", EPISODES, [epoch_entry(1, evaluators=evaluators), epoch_entry(2, 0.9)])
     learned = make_sample(EPISODES[4])
-    write_learned(
-        root / "first" / "checkpoints", 2, learned_lines(Source("job", version=2), [(learned,), (learned,)])
-    )
+    write_learned(root / "first" / "checkpoints", 2, learned_lines(2, [(learned,), (learned,)]))
     store_run(root, "second", EPISODES[:2], [epoch_entry(1, 0.1, failures={"timeout": 3})])
     store_run(root, "played", config=CONFIG_YAML.replace("{name: correct}", "{name: earned_by_prover}"))
     asyncio.run(play(root / "played"))

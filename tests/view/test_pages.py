@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from etude.core.episode import Failure
-from etude.store.learned import Source, learned_lines, write_learned
+from etude.store.learned import learned_lines, write_learned
 from etude.view.app import create_view
 from etude.view.pages import url
 from etude.view.tokens import CHUNK
@@ -283,7 +283,7 @@ def opened(tmp_path_factory):
     long, told = Told("eval/l/0", SAYS[:1] * 600), Told("train/1/b/0", SAYS[1:], has_ids=False)
     run = store_run(root, episodes=[trained, other, long, told], epochs=[epoch_entry(1)])
     sample = make_sample(trained)
-    write_learned(run / "checkpoints", 1, learned_lines(Source("job", version=1), [(sample,)]))
+    write_learned(run / "checkpoints", 1, learned_lines(1, [(sample,)]))
     return opened_at(root)
 
 

@@ -24,7 +24,7 @@ from etude.learner.objective import is_trained
 from etude.learner.optimiser import Schedule, Step
 from etude.models.device import release_freed_memory
 from etude.models.policy import Policy
-from etude.store.learned import Source, learned_lines
+from etude.store.learned import learned_lines
 
 
 class FinishedJob(BaseModel, frozen=True):
@@ -94,7 +94,7 @@ class Job(JobListener):
         every = self.config.checkpoint_steps
         training = JobTraining(learner, data, listener, checkpoints, every)
         metrics = training.run(canceled, stopping)
-        learned = partial(learned_lines, Source(self.name, version=self.number), units)
+        learned = partial(learned_lines, self.number, units)
         finished = {"job": self.name, "metrics": metrics, "content": asdict(self.content)}
         return MadeVersion(self.number, finished, learned, learner.snapshot())
 
