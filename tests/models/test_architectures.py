@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,11 @@ import torch
 import transformers
 
 from etude.algorithms.grpo import Grpo
-from etude.backends.local import LocalAdapterConfig
 from etude.core.errors import RequestError
 from etude.engines.decoder import make_decoder
-from etude.engines.local import LocalLlmConfig
 from etude.learner.objective import Unit
 from etude.models.architecture import logit_error, merge_lora
 from etude.models.policy import LoraOptions, Policy
-from etude.preflight.finding import Findings
-from etude.preflight.local_model import check_local_model
 from etude.server.backend import context_arguments
 from tests.engines.test_decoder import assert_right, rows_of_many_lengths, run
 from tests.learner.gradients import (
@@ -142,25 +137,6 @@ def test_layers_whose_weights_are_used_without_being_called_get_none_of_them():
             of = next(each for each in ARCHITECTURES if each.config == config).build()
             with pytest.raises(RequestError, match=f"none can be put on '{name}'"):
                 of.use_lora(LoraOptions(target_modules=[name]), seed=0)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    fresh_policy().export(tmp_path / "model")
-    return tmp_path / "model"
-
-
-def test_the_check_of_a_config_counts_the_bytes_of_weights_and_of_their_training(folder, monkeypatch):
-    monkeypatch.setattr("etude.preflight.local_model.available_memory", lambda *_: 1)
-    monkeypatch.setattr("etude.preflight.local_model.shown_bytes", str)
-    needed = []
-    for dtype, adapter in product(("float32", "bfloat16"), (None, LocalAdapterConfig())):
-        findings = Findings()
-        llm = LocalLlmConfig(model=folder, device="cpu", dtype=dtype)
-        check_local_model("policy", llm, str(folder), adapter, [], findings)
-        needed.append(int(findings.with_status("warning")[-1].detail.partition("at least ")[2].split()[0]))
-    count = needed[0] // 4
-    assert needed == [4 * count, (4 + 12) * count, 2 * count, (2 + 16) * count]
 
 
 def by_plain_passes(of: Policy, batch: Sequence[Unit]) -> tuple[float, Gradient]:
