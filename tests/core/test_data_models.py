@@ -19,7 +19,7 @@ from etude.config.finetuning import (
 )
 from etude.core.conversion import TrajectoryCollection
 from etude.core.episode import Example
-from etude.core.evaluation import EvalInputItem, EvalOutput, EvalOutputItem, EvaluationRunOutput
+from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.history import EpochEntry
 from etude.core.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.message import OpenAIMessage
@@ -33,23 +33,15 @@ STATUS = {"run_id": "r", "backend": "b", "status": "running"}
     ("value", "field", "assigned", "wrong"),
     [
         (Trajectory(episode=[EpisodeItem(**USER)], reward=0), "reward", 0.5, math.nan),
-        (Trajectory(episode=[EpisodeItem(**USER)], reward=0), "shaped_rewards", [0.5, 1.0], ["a"]),
-        (Trajectory(episode=[EpisodeItem(**USER)], reward=0), "metadata", {"id": 1}, "x"),
         (EpisodeItem(**USER), "content", "3 + 3", None),
-        (EpisodeItem(**USER), "logprobs", {"content": []}, None),
         (DPOItem(prompt="p", chosen_response="a", rejected_response="b"), "chosen_response", "c", 1),
         (TrajectoryCollection(run_id="r"), "trajectories", [[]], None),
         (OpenAIMessage(role="user", content="x"), "content", "y", 1),
         (TrainingJobRef(run_id="r", backend="b"), "metadata", {"job_id": "1"}, "x"),
         (TrainingJobStatus(**STATUS), "status", TrainingStatusEnum.COMPLETED, "gone"),
-        (TrainingJobStatus(**STATUS), "progress", 50.0, 101),
         (EvalInputItem(id="1"), "output_obj", "4", None),
         (EvalOutputItem(id="1"), "score", 0.5, "0.5"),
-        (EvalOutput(), "average_score", 0.5, "high"),
-        (EvaluationRunOutput(), "workflow_interrupted", True, "perhaps"),
-        (RewardFunctionConfig(name="a"), "name", "b", None),
         (CurriculumLearningConfig(), "initial_percentile", 0.5, 0),
-        (FinetuneRunConfig(), "validation_interval", 3, 0),
         (FinetuneConfig(), "num_epochs", 3, 0),
         (TrainerConfig(), "reward", RewardFunctionConfig(name="a"), "a"),
     ],

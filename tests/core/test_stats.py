@@ -28,12 +28,6 @@ def test_the_interval_of_bounded_values_is_bounded_and_holds_the_mean(values):
     assert found.low < found.high, "a few values never make it certain"
 
 
-@given(st.lists(st.tuples(unit, unit), min_size=1, max_size=40))
-def test_the_interval_of_a_difference_is_bounded_and_holds_it(pairs):
-    found = estimate_difference([old for old, _ in pairs], [new for _, new in pairs])
-    assert -1 <= found.low <= found.mean <= found.high <= 1
-
-
 @given(st.lists(st.floats(-1e30, 1e30), min_size=1, max_size=20))
 def test_any_scores_have_an_estimate(values):
     found = estimate(values)

@@ -132,11 +132,8 @@ def test_an_answer_does_not_depend_on_its_company():
     [
         ("json_schema", '{"type": "foo"}', "held to its json_schema: Invalid type: foo"),
         ("json_schema", '{"type": "string", "not": {"const": "a"}}', r"Unimplemented keys: \[\"not\"\]"),
-        ("json_schema", '{"type": "integer", "minimum": 3, "maximum": 1}', "Unsatisfiable|minimum"),
         ("json_schema", "[1]", "a JSON schema is an object"),
-        ("json_schema", "{", "is not JSON"),
         ("regex", "[a", "unclosed character class"),
-        ("regex", "(?=a)b", "look-around"),
         ("regex", r"[^\s\S]", "held to its regex"),
         ("choice", "[]", "at least one text"),
         ("grammar", "start: other", "unknown name"),

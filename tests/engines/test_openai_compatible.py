@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import re
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -324,47 +323,6 @@ def with_logprob(value: Any) -> dict[str, Any]:
     return answer(logprobs={"content": [{"token": "a", "logprob": -1}, {"token": "b", "logprob": value}]})
 
 
-def with_top(value: Any) -> dict[str, Any]:
-    """An answer of one token, with the logprob of another in its place."""
-    top = [{"token": "b", "logprob": value}]
-    return answer(logprobs={"content": [{"token": "a", "logprob": -0.5, "top_logprobs": top}]})
-
-
-LOGPROB, IDS = "choices[0].logprobs.content[1].logprob is", "choices[0].token_ids[1] is"
-CALL = {"id": 7, "function": {"name": "add", "arguments": "{}"}}
-IMPOSSIBLE = {
-    "a logprob that is a truth": (with_logprob(False), f"{LOGPROB} False"),
-    "no logprob": (with_logprob(None), f"{LOGPROB} None"),
-    "a likely one above 0": (with_top(7.5), "content[0].top_logprobs[0].logprob is 7.5"),
-    "an id of another kind": (answer(token_ids=[7, 8.5, 2]), f"{IDS} 8.5"),
-    "ids that are no list": (answer(token_ids=7), "choices[0].token_ids is 7"),
-    "an id of the prompt": (
-        answer(token_ids=[7, 8, 2]) | {"prompt_token_ids": [1, 2**40]},
-        f"prompt_token_ids[1] is {2**40}",
-    ),
-    "a usage in words": (answer() | {"usage": {"completion_tokens": "5"}}, "usage.completion_tokens is '5'"),
-    "a usage that is a list": (answer() | {"usage": [5]}, "usage is [5]"),
-    "thinking that is no text": (
-        answer(message={"content": "4", "reasoning": 7}),
-        "choices[0].message.reasoning is 7",
-    ),
-    "a call without a name": (
-        answer(message={"content": None, "tool_calls": [CALL]}),
-        "choices[0].message.tool_calls[0].id is 7",
-    ),
-    "an end that is no text": (answer(finish_reason=7), "choices[0].finish_reason is 7"),
-}
-
-
-@pytest.mark.parametrize(("reply", "words"), IMPOSSIBLE.values(), ids=IMPOSSIBLE.keys())
-async def test_impossible_values_are_a_failure_of_the_call_that_names_them(
-    remote: Remote, reply: Any, words: str
-) -> None:
-    remote.script = [reply]
-    with pytest.raises(EngineError, match=f"malformed answer: .*{re.escape(words)}"):
-        await outcome(remote, asking(top_logprobs=1), max_retries=0, return_token_ids=True)
-
-
 async def test_a_logprob_may_be_above_0_by_rounding(remote: Remote) -> None:
     remote.script = [with_logprob(2e-6)]
     assert (await outcome(remote)).logprobs == (-1.0, 2e-6)
@@ -466,13 +424,6 @@ def test_whatever_the_endpoint_says_is_a_completion_or_a_named_failure(field: st
         return
     assert completion.message["role"] == "assistant"
     assert completion.logprobs is None or all(math.isfinite(p) for p in completion.logprobs)
-
-
-@given(st.lists(st.floats(min_value=-1e5, max_value=0)))
-def test_logprobs_arrive_bit_for_bit(values: list[float]) -> None:
-    content = [{"token": "x", "logprob": value} for value in values]
-    completion = parse_completion(json.dumps(answer(logprobs={"content": content})).encode())
-    assert completion.logprobs == tuple(values)
 
 
 async def test_closing_ends_the_calls_under_way(remote: Remote, engine: OpenAiEngine) -> None:

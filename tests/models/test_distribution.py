@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import json
 import random
-from typing import Any
 
 import llguidance
 import llguidance.hf
@@ -16,9 +14,8 @@ import torch
 from etude.core.call import ChatRequest, Constraint, Sampling
 from etude.models import grammar
 from etude.models.distribution import Adjustment, adjust_logits
-from etude.models.grammar import Grammars
+from etude.models.grammar import Grammars, json_rule
 from etude.models.text_codec import constrained_sampling
-from etude.models.tiny import build_tokenizer
 from tests.models.tiny_models import CALCULATOR, chatml_policy, policy, user
 
 
@@ -142,47 +139,7 @@ def test_an_engine_that_reads_the_text_by_llguidance_makes_the_same_masks(gramma
     assert ends == grammars.stop_ids, "answers may end with either"
 
 
-GRAMMAR_END = 1
-
-
-@pytest.fixture(scope="module")
-def plain_grammars() -> Grammars:
-    tokenizer = build_tokenizer(["what is 1 + 2? it is 3."], vocab_size=300)
-    return Grammars(tokenizer, {GRAMMAR_END}, len(tokenizer))
-
-
-def matcher(plain_grammars: Grammars, schema: Any) -> Any:
-    form = Constraint("json_schema", schema if isinstance(schema, str) else json.dumps(schema))
-    shaper = plain_grammars.shaper(Sampling(constraint=form), [])
-    assert shaper is not None and shaper.matcher is not None
-    return shaper.matcher.deep_copy()
-
-
-def accepts(plain_grammars: Grammars, schema: Any, text: str) -> bool:
-    found = matcher(plain_grammars, schema)
-    ids = plain_grammars.tokenizer(text, add_special_tokens=False)["input_ids"]
-    return all(found.consume_token(token) for token in ids) and found.is_accepting()
-
-
-def integer(**bounds: Any) -> dict[str, Any]:
-    return {"type": "integer", **bounds}
-
-
-def number(**bounds: Any) -> dict[str, Any]:
-    return {"type": "number", **bounds}
-
-
-@pytest.mark.parametrize(
-    ("schema", "inside", "outside"),
-    [
-        (integer(minimum=2**53 - 1), [2**53 - 1, 2**53], [2**53 - 2]),
-        (number(minimum=0.1, maximum=0.2), [0.1, 0.15, 0.2], [0.05, 0.25]),
-        ({"type": "object", "properties": {"format": {"format": "path"}}}, [{"format": "a/b"}], ["a"]),
-        ({"enum": [0.1, 3.141592653589793]}, [0.1, 3.141592653589793], [3.14159265358979]),
-    ],
-)
-def test_bounds_that_are_in_use_are_kept(
-    plain_grammars: Grammars, schema: Any, inside: list[Any], outside: list[Any]
-) -> None:
-    assert [accepts(plain_grammars, schema, json.dumps(each)) for each in inside] == [True] * len(inside)
-    assert not any(accepts(plain_grammars, schema, json.dumps(each)) for each in outside)
+def test_formats_that_any_text_has_enforce_nothing():
+    schema = {"type": "object", "properties": {"format": {"type": "string", "format": "path"}}}
+    rule = json_rule(schema)
+    assert '"format": "path"' not in rule and '"format": {"type": "string"}' in rule

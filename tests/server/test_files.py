@@ -77,7 +77,6 @@ LINE = json.dumps({"messages": [ASK, YES]})
     ("content", "told"),
     [
         ("", "train.jsonl has no lines"),
-        ("\n\n", "no lines"),
         (f"{LINE}\n{{", "train.jsonl, line 2: not JSON"),
         (f"{LINE}\n\n[1]", "line 3: this is not a training row"),
         (f"{LINE}\n{json.dumps({'messages': [ASK]})}", "line 2: there is no message of the role assistant"),
@@ -165,7 +164,6 @@ def group(**changes: Any) -> dict[str, Any]:
             {"token_ids": [4, 100]},
             r"turns\[0\].token_ids\[1\]: 100 is not a token id .*, which has 100 tokens",
         ),
-        ({"context_ids": [10**9]}, r"turns\[0\].context_ids\[0\]: 1000000000 is not a token id"),
         ({"token_ids": [4, -1]}, r"turns\[0\].token_ids\[1\]: "),
         ({"advantages": [1e300, 1]}, r"advantages\[0\]: .*less than or equal"),
     ],
@@ -191,9 +189,7 @@ def test_a_server_knows_its_models_vocabulary(server: ServerProcess) -> None:
     ("options", "param", "problem"),
     [
         ({"lora_rank": 10**12}, "lora_rank", "less than or equal"),
-        ({"n_epochs": 2_000_000}, "n_epochs", "less than or equal to 10000"),
         ({"n_epochs": True}, "n_epochs", "valid integer"),
-        ({"batch_size": "5"}, "batch_size", "valid integer"),
         ({"learning_rate": 1e308}, "learning_rate", "less than or equal to 10"),
     ],
 )

@@ -180,9 +180,6 @@ def store_error(path: Path, error: BaseException) -> StoreError:
 
 Waiter: TypeAlias = "asyncio.Future[None]"
 
-Bound: TypeAlias = str | bytes
-"""A bound on keys. SQLite sorts bytes after text, so `b""` is above every key."""
-
 
 @dataclass(frozen=True, slots=True)
 class Put:
@@ -197,7 +194,7 @@ class Delete:
     """Delete the keys in `[first, end)`."""
 
     first: str
-    end: Bound
+    end: str
 
 
 Operation: TypeAlias = Put | Delete | None

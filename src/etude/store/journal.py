@@ -19,7 +19,6 @@ from typing import Any, Protocol, TypeAlias
 
 from etude.core.errors import StoreError
 from etude.store.database import (
-    Bound,
     Delete,
     Operation,
     Put,
@@ -327,7 +326,7 @@ class Journal:
         rows = self.select("SELECT value FROM steps WHERE key=?", (key,))
         return rows[0][0] if rows else None
 
-    def select(self, statement: str, bounds: tuple[Bound, ...] = ()) -> list[Any]:
+    def select(self, statement: str, bounds: tuple[str, ...] = ()) -> list[Any]:
         """Return the rows of a SELECT over `steps (key, value, created)`. Raises StoreError."""
         if self._closed:
             raise StoreError(f"{self.path}: the journal is closed")
@@ -350,12 +349,6 @@ def _next_key(key: str) -> str:
     return key + "\0"
 
 
-def _range(prefix: str) -> tuple[str, Bound]:
-    """Return the bounds `[first, end)` of the keys that start with `prefix`."""
-    for length in range(len(prefix), 0, -1):
-        following = ord(prefix[length - 1]) + 1
-        if 0xD800 <= following <= 0xDFFF:
-            following = 0xE000  # Surrogates are not characters and cannot be stored.
-        if following <= 0x10FFFF:
-            return prefix, prefix[: length - 1] + chr(following)
-    return prefix, b""
+def _range(prefix: str) -> tuple[str, str]:
+    """Return the bounds `[first, end)` of the keys that start with `prefix`, which no U+10FFFF follows."""
+    return prefix, f"{prefix}\U0010ffff"
