@@ -32,7 +32,6 @@ from etude.core.episode import Example, ToolSet
 from etude.core.errors import CapabilityError, EngineError
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
-from etude.core.stats import estimate
 from etude.core.trajectory import Method
 from etude.engines.local import LocalLlmConfig, make_base, require_local_extra
 from etude.engines.openai_config import OPENAI_URL, OpenAiLlmConfig
@@ -209,11 +208,6 @@ async def _held_out(builder: Builder, examples: Sequence[Example], findings: Fin
     common = sum(_content(example) in seen for example in held_out)
     if common:
         findings.warn(what, f"{common} of {count} examples are also trained on: they are not held out")
-    if 0 < count < 50:  # Fewer leave an interval wider than ±0.14.
-        # Half of the 95 % interval if half of the examples succeed.
-        even = estimate([float(index % 2) for index in range(count)])
-        precision = (even.high - even.low) / 2
-        findings.warn(what, f"only {count} examples: a reward of 0.5 is known to ±{precision:.2f}")
     return held_out
 
 

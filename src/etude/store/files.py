@@ -220,7 +220,7 @@ SUMS = "SHA256SUMS"
 SET_ASIDE = ".set-aside-"
 """Part of the names of damaged folders, which are never read again."""
 
-_LINE = re.compile(r"([0-9a-f]{64})  ([\w.+ -]+)")
+_LINE = re.compile(r"^([0-9a-f]{64})  ([\w.+ -]+)$", re.MULTILINE)
 _noting = threading.Lock()
 """Held while digests are read and written again."""
 
@@ -277,15 +277,13 @@ def _read_digests(folder: Path) -> dict[str, str]:
     """Return the digests by file name. Raises DamagedError."""
     path = folder / SUMS
     try:
-        text = path.read_text(encoding="utf-8")
-        known = _parse_digests(text)
+        text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         missing = _shown(path) if folder.is_dir() else folder.name
         raise DamagedError(folder, f"{missing} is missing") from None
     except OSError as error:
         raise DamagedError(folder, f"{_shown(path)} cannot be read ({error.strerror})") from error
-    except ValueError:
-        known = {}
+    known = _parse_digests(text)
     if not known or _format_digests(known) != text:
         raise DamagedError(folder, f"{_shown(path)} is not what was written")
     return known
@@ -315,11 +313,8 @@ def _digest(path: Path) -> str:
 
 
 def _parse_digests(text: str) -> dict[str, str]:
-    """Parse a file of digests. Raises ValueError if it is not one."""
-    matches = [_LINE.fullmatch(line) for line in text.splitlines()]
-    if None in matches:
-        raise ValueError("a line is not a digest and a name")
-    return {match[2]: match[1] for match in matches if match is not None}
+    """Parse a file of digests. Other lines are left out."""
+    return {name: digest for digest, name in _LINE.findall(text)}
 
 
 def _format_digests(known: dict[str, str]) -> str:
