@@ -66,12 +66,10 @@ def test_the_model_card_names_no_place_of_this_machine(local, tmp_path, lora):
 
 
 def test_lora_weights_go_alone(trained: Path):
-    succeed("export", "lora", "--version", "v1", "--lora", "--out", "out", "--license", "mit")
+    succeed("export", "lora", "--version", "v1", "--lora", "--out", "out")
     files = {file.name for file in Path("out").iterdir()}
     assert {"adapter_model.safetensors", "README.md"} <= files
     assert "model.safetensors" not in files
     assert "/" not in json.loads(Path("out/adapter_config.json").read_text())["base_model_name_or_path"]
-    card = Path("out/README.md").read_text()
-    front = yaml.safe_load(card.split("---")[1])
-    assert (front["library_name"], front["license"]) == ("peft", "mit")
-    assert "PeftModel.from_pretrained(base" in card
+    front = yaml.safe_load(Path("out/README.md").read_text().split("---")[1])
+    assert front["library_name"] == "peft"

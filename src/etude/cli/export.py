@@ -21,7 +21,6 @@ def export(
     ] = "",
     lora: Annotated[bool, option("LoRA weights alone, or the whole model.", "--lora/--merged")] = False,
     out: Annotated[Path | None, option("The folder to write; by default in the run.")] = None,
-    license: Annotated[str | None, option("For the model card: apache-2.0.", metavar="ID")] = None,
     output_dir: OutputDir = RUNS,
     as_json: AsJson = False,
 ) -> None:
@@ -36,7 +35,7 @@ def export(
     path = find_run(run, output_dir)
     with version_on_disk(path, version, warn) as wanted:
         folder = (out or path / "export" / f"v{wanted.number}{'-lora' if lora else ''}").absolute()
-        files = export_model(wanted, folder, lora_only=lora, license=license)
+        files = export_model(wanted, folder, lora_only=lora)
     warning = collapse_in(read_histories(path)[wanted.target])
     if as_json:
         facts = {"folder": str(folder), "version": wanted.number, "choice": wanted.choice or None}

@@ -11,11 +11,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from etude.config.document import value_at
 from etude.core.errors import RequestError
-from etude.core.history import Entry, History, Score
+from etude.core.history import Entry, History
 from etude.loop.stored_models import load_version
-from etude.show.run_text import evaluators_in
 from etude.store.facts import RunFacts, read_facts
 from etude.store.figures import collapse_in
 from etude.store.files import open_draft
@@ -24,53 +22,36 @@ from etude.store.versions import RunVersion
 
 CARD = "README.md"
 
-_USE = """## Use
 
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-{load}
-tokenizer = AutoTokenizer.from_pretrained(FOLDER)  # or the name of the repository that this is in
-```
-"""
-_LOAD = "model = AutoModelForCausalLM.from_pretrained(FOLDER)"
-_LOAD_LORA = """from peft import PeftModel
-
-base = AutoModelForCausalLM.from_pretrained(BASE)  # the base model named above
-model = PeftModel.from_pretrained(base, FOLDER)"""
-
-
-def model_card(wanted: RunVersion, lora_only: bool, license: str | None) -> str:
-    """Return a model card in Markdown. `license` is in the hub's spelling, such as `apache-2.0`."""
+def model_card(wanted: RunVersion, lora_only: bool) -> str:
+    """Return a model card in Markdown."""
     from huggingface_hub import ModelCard, ModelCardData
 
-    facts, data = read_facts(wanted.run, required=True), stored_data(wanted.run)
-    parts = trained_parts(data, wanted.target)
-    lines = [*_introduction(wanted, parts, facts, lora_only, license)]
-    lines += _results(facts.histories[wanted.target], wanted)
-    lines.append(_USE.format(load=_LOAD_LORA if lora_only else _LOAD))
-    dataset = value_at(data, ("eval", "general", "dataset"))
-    is_of_hub = isinstance(dataset, dict) and dataset.get("_type") == "huggingface"
+    facts, parts = (
+        read_facts(wanted.run, required=True),
+        trained_parts(stored_data(wanted.run), wanted.target),
+    )
     front = ModelCardData(
-        license=license,
         library_name="peft" if lora_only else "transformers",
         pipeline_tag="text-generation",
         # A folder of this machine means nothing elsewhere.
         base_model=parts["base"] if _is_on_hub(parts["base"]) else None,
-        datasets=[dataset["path"]] if is_of_hub and _is_on_hub(dataset["path"]) else None,
         tags=["etude", *filter(None, (parts["method"],))],
     )
-    text = f"---\n{front.to_yaml()}\n---\n\n" + "\n".join(lines)
-    return str(ModelCard(text, ignore_metadata_errors=True))
+    lines = [
+        *_introduction(wanted, parts, facts, lora_only),
+        *_results(facts.histories[wanted.target], wanted),
+    ]
+    return str(ModelCard(f"---\n{front.to_yaml()}\n---\n\n" + "\n".join(lines), ignore_metadata_errors=True))
 
 
 def _is_on_hub(name: str | None) -> bool:
-    """Return whether this may be a model or dataset on the hub, not a folder or the built-in `tiny`."""
+    """Return whether this may be a model on the hub, not a folder or the built-in `tiny`."""
     return name not in (None, "tiny") and re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", str(name)) is not None
 
 
 def _introduction(
-    wanted: RunVersion, parts: Mapping[str, Any], facts: RunFacts, lora_only: bool, license: str | None
+    wanted: RunVersion, parts: Mapping[str, Any], facts: RunFacts, lora_only: bool
 ) -> Iterator[str]:
     history, base = facts.histories[wanted.target], parts["base"]
     version = f"version {wanted.number}" if wanted.number else "the base model"
@@ -89,26 +70,15 @@ def _introduction(
         "digest of the trained weights": wanted.version.digest if wanted.version else None,
     }
     yield from _table(("", ""), [(key, value) for key, value in rows.items() if value is not None])
-    if license is None:
-        yield "This export states no license. The base model's license may apply.\n"
+    yield "This export states no license. The base model's license may apply.\n"
 
 
 def _results(history: History, wanted: RunVersion) -> Iterator[str]:
-    yield "## Results\n"
     entries: list[Entry] = [*history.measured] or [*history.epochs]
     of_this = [entry for entry in entries if wanted.number and entry.measured_with == wanted.number]
     shown = entries[:1] + [entry for entry in of_this[-1:] if entry != entries[0]]
-    if shown:
-        names = evaluators_in(shown)
-        rows = [
-            (
-                entry.measured_on,
-                entry.reward.counted,
-                *(entry.evaluators.get(name, Score()).counted for name in names),
-            )
-            for entry in shown
-        ]
-        yield from _table(("measured on", "reward, with its 95 % interval", *names), rows)
+    rows = [(entry.measured_on, entry.reward.counted) for entry in shown]
+    yield from _table(("measured on", "reward, with its 95 % interval"), rows)
     if history.validations:
         yield "The best version was chosen by these numbers, so they are slightly too good.\n"
     if not of_this and wanted.number:
@@ -126,14 +96,12 @@ def _table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> Iterator[st
     yield ""
 
 
-def export_model(
-    wanted: RunVersion, folder: Path, *, lora_only: bool = False, license: str | None = None
-) -> list[str]:
+def export_model(wanted: RunVersion, folder: Path, *, lora_only: bool = False) -> list[str]:
     """Write weights, tokenizer and a model card (README.md) into `folder`. Return the names of the files.
 
-    The weights are safetensors of the whole model, or with `lora_only` of the LoRA weights only. `license` is
-    for the card. Raises RequestError if there are no such weights or `folder` holds something else, and
-    StoreError if it cannot be written.
+    The weights are safetensors of the whole model, or with `lora_only` of the LoRA weights only. Raises
+    RequestError if there are no such weights or `folder` holds something else, and StoreError if it cannot be
+    written.
     """
     _require_replaceable(folder)
     policy = load_version(wanted)
@@ -141,7 +109,7 @@ def export_model(
         raise RequestError(
             f"run {wanted.run.name} trained all weights and no LoRA weights; export it without --lora"
         )
-    card = model_card(wanted, lora_only, license)
+    card = model_card(wanted, lora_only)
     # The export is for publication.
     with open_draft(folder, private=False) as draft:
         policy.export(draft, merge=not lora_only)
