@@ -82,9 +82,7 @@ def test_numbers_that_are_not_finite_become_null(tmp_path):
 
 EVERYTHING = History(
     run_id="run",
-    epochs=tuple(
-        epoch(n, 0.1 * n, filtered_avg_reward=0.2 * n, curriculum_percentile=0.3 + 0.1 * n) for n in range(4)
-    ),
+    epochs=tuple(epoch(n, 0.1 * n) for n in range(4)),
     validations=tuple(
         validation(n, 0.2 * n, reward_low=0.2 * n - 0.1, reward_high=0.2 * n + 0.1) for n in (0, 2, 4)
     ),

@@ -27,10 +27,8 @@ def model_card(wanted: RunVersion, lora_only: bool) -> str:
     """Return a model card in Markdown."""
     from huggingface_hub import ModelCard, ModelCardData
 
-    facts, parts = (
-        read_facts(wanted.run, required=True),
-        trained_parts(stored_data(wanted.run), wanted.target),
-    )
+    facts = read_facts(wanted.run, required=True)
+    parts = trained_parts(stored_data(wanted.run), wanted.target)
     front = ModelCardData(
         library_name="peft" if lora_only else "transformers",
         pipeline_tag="text-generation",

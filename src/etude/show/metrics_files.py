@@ -13,8 +13,9 @@ import json
 import textwrap
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,11 +25,6 @@ from etude.core.history import Entry, EpochEntry, History
 from etude.core.secrets import masked
 from etude.store.figures import with_rewards
 from etude.store.files import open_draft, write_atomically
-
-_INK, _MUTED, _GRID = "#22262e", "#7a8290", "#e6e8ec"
-_TRAIN, _VALIDATION, _FILTERED = "#4c78a8", "#e4572e", "#59a14f"
-
-Points = list[tuple[float, float]]
 
 E = TypeVar("E", bound=Entry)
 
@@ -130,7 +126,7 @@ def _json(value: Any, indent: int | None = None) -> str:
 
 
 def render_reward_plot(history: History) -> bytes:
-    """Draw the rewards over the epochs, and return a PNG of 1500 by 840 pixels.
+    """Draw the rewards over the epochs, and return a PNG.
 
     The x axis counts the epochs that the weights had trained for. So the episodes of an epoch share their
     place with the validation before it. Raises MissingExtraError without matplotlib.
@@ -141,73 +137,27 @@ def render_reward_plot(history: History) -> bytes:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(10, 5.6), dpi=150, layout="constrained", facecolor="white")
+    figure = Figure(figsize=(10, 5.6), dpi=150, layout="constrained")
     FigureCanvasAgg(figure)
     axes: Any = figure.subplots()
-    title = axes.set_title("", loc="left", color=_INK, fontsize=13, fontweight="bold", pad=14)
-    title.set(text=_title(history), parse_math=False)  # A `$` in a name is not a formula.
-    axes.set_xlabel("epochs trained", color=_MUTED)
-    axes.set_ylabel("reward", color=_MUTED)
+    # A `$` in a name is not a formula.
+    axes.set_title("").set(text=" ".join(history.run_id.split()), parse_math=False)
+    axes.set(xlabel="epochs trained", ylabel="reward")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(axis="y", color=_GRID, linewidth=0.9)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=_MUTED, length=0)
-    axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(_GRID)
-    axes.margins(x=0.02, y=0.12)
-    train = _points(history.epochs, "avg_reward")
-    if train:
-        style = {"linewidth": 1.6, "marker": "o", "markersize": 3.2, "label": "training"}
-        axes.plot(*zip(*train, strict=True), color=_TRAIN, **style)
-    filtered = _points(history.epochs, "filtered_avg_reward")
-    if filtered and any(share != 1.0 for _, share in _points(history.epochs, "curriculum_percentile")):
-        style = {"linewidth": 1.4, "linestyle": (0, (1, 1.6)), "label": "trained on"}
-        axes.plot(*zip(*filtered, strict=True), color=_FILTERED, **style)
-    _draw_validation(axes, history)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="best", frameon=False, labelcolor=_INK, fontsize=9.5)
-    else:
-        axes.text(0.5, 0.5, "no rewards yet", transform=axes.transAxes, ha="center", color=_MUTED)
+    axes.grid(axis="y", alpha=0.4)
+    for label, entries in (("training", history.epochs), ("validation", history.validations)):
+        if known := with_rewards(entries):
+            places = [entry.epoch - isinstance(entry, EpochEntry) for entry in known]
+            rewards = [entry.metrics["avg_reward"] for entry in known]
+            bounds = [[entry.metrics.get(key) for entry in known] for key in ("reward_low", "reward_high")]
+            lengths = None
+            if None not in chain(*bounds):
+                label += ", 95 % interval"
+                lengths = [[abs(a - b) for a, b in zip(each, rewards, strict=True)] for each in bounds]
+            axes.errorbar(places, rewards, yerr=lengths, marker="o", capsize=3, label=label)
+            axes.legend()
     buffer = BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # About letters missing from its font, which appear as boxes.
         figure.savefig(buffer, format="png")
     return buffer.getvalue()
-
-
-def _title(history: History) -> str:
-    name = " ".join(history.run_id.split())
-    known = with_rewards(history.validations or history.epochs)
-    if len(known) < 2:
-        return f"Reward · {name}"
-    kind = "Validation reward" if history.validations else "Reward of the training episodes"
-    first, last = (entry.metrics["avg_reward"] for entry in (known[0], known[-1]))
-    return f"{kind} {first:.2f} → {last:.2f} · {name}"
-
-
-def _draw_validation(axes: Any, history: History) -> None:
-    known = with_rewards(history.validations)
-    points = _points(known, "avg_reward")
-    if not points:
-        return
-    ends = [_points(known, key) for key in ("reward_low", "reward_high")]
-    lengths, label = None, "validation"
-    if all(len(bounds) == len(points) for bounds in ends):
-        label = "validation, 95 % interval"
-        lengths = [[abs(a[1] - b[1]) for a, b in zip(bounds, points, strict=True)] for bounds in ends]
-    # The line between validations measures nothing, so it is faint.
-    axes.plot(*zip(*points, strict=True), color=_VALIDATION, linewidth=1.2, linestyle=":", alpha=0.6)
-    style = {"fmt": "o", "markersize": 6, "elinewidth": 2.2, "capsize": 4, "zorder": 5, "label": label}
-    axes.errorbar(*zip(*points, strict=True), yerr=lengths, color=_VALIDATION, **style)
-    for point in {points[0], points[-1]}:
-        offset = {"xytext": (9, -15), "textcoords": "offset points"}
-        axes.annotate(f"{point[1]:.2f}", point, color=_VALIDATION, fontsize=10, fontweight="bold", **offset)
-
-
-def _points(entries: Sequence[Entry], key: str) -> Points:
-    """Return the values of a metric by the number of epochs that the weights had trained for."""
-    return [
-        (float(entry.epoch - isinstance(entry, EpochEntry)), float(value))
-        for entry in entries
-        if (value := entry.metrics.get(key)) is not None
-    ]
