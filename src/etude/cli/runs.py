@@ -118,7 +118,7 @@ def compare(
 ) -> None:
     """Compare runs: settings that differ, rewards, and the difference of each score with its interval."""
     from etude.core.stats import shown_mean
-    from etude.show.run_text import comparison_rows, shown_epochs, shown_state
+    from etude.show.run_text import first_and_last_reward, shown_epochs, shown_state
     from etude.store.facts import differing_settings, find_run, paired_differences, read_facts
 
     if len(runs) < 2:
@@ -133,7 +133,8 @@ def compare(
         emit({"runs": runs_json, "settings": settings, "differences": by_name})
         return
     rows: list[tuple[Any, ...]] = [("state", *map(shown_state, facts)), ("epochs", *map(shown_epochs, facts))]
-    rows += comparison_rows(facts)
+    firsts, lasts = zip(*map(first_and_last_reward, facts), strict=True)
+    rows += [("first reward", *firsts), ("last reward", *lasts)]
     rows += [
         (key, *("–" if value is None else str(value) for value in values)) for key, values in settings.items()
     ]

@@ -67,31 +67,6 @@ def imported_lines(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def comparison_rows(facts: list[RunFacts]) -> list[tuple[Any, ...]]:
-    """Return rows that compare runs: the reward and each evaluator, before and after training."""
-    columns = [_columns(run) for run in facts]
-    labels = list(dict.fromkeys(label for column in columns for label in column))
-    return [(label, *(column.get(label) for column in columns)) for label in labels]
-
-
-def _columns(facts: RunFacts) -> dict[str, str]:
-    if facts.kind == "evaluate":
-        result = facts.result or {}
-        scores = dict(result.get("scores") or {})
-        if result.get("reward") in scores:
-            scores = {"reward": scores[result["reward"]], **scores}
-        return {name: Score.model_validate(score).counted for name, score in scores.items()}
-    column = {}
-    for target, summary in facts.summary.by_model.items():
-        whose = "" if target is None else f"{target} "
-        for when, figure in summary.ends.items():
-            if figure is not None:
-                column[f"{whose}reward {when}"] = figure.reward.counted
-                for name, score in figure.evaluators.items():
-                    column[f"{whose}{name} {when}"] = score.counted
-    return column
-
-
 def figure_lines(summary: Summary) -> Iterator[tuple[str, str]]:
     """Yield labels and texts of one model's summary: its rewards, other evaluators, best and last version."""
     if (warm_up := summary.warm_up) is not None:
