@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from etude.core.evaluation import FailureCause
-    from etude.core.history import Entry, History
     from etude.engines.bill import Bill
     from etude.preflight.finding import Findings
     from etude.store.figures import Summary
@@ -165,24 +164,6 @@ def show_outcome(summary: Summary, epochs: str, run: Path) -> None:
         say_wrapped(f"warning         {text}")
     if (run / PLOT).exists():
         say(f"plot            {shown_path(run / PLOT)}")
-
-
-def show_evaluators(history: History) -> None:
-    """Print the mean of each evaluator with its interval, for everything measured."""
-    from etude.show.run_text import evaluators_in
-
-    measured = (entry for entry in history.epochs if entry.resting is None)
-    entries: list[Entry] = [*history.measured, *measured]
-    names = evaluators_in(entries)
-    versions = ["" if entry.measured_with is None else f" (v{entry.measured_with})" for entry in entries]
-    rows = [
-        (name, f"{entry}{version}", score.counted)
-        for name in names
-        for entry, version in zip(entries, versions, strict=True)
-        if (score := entry.evaluators.get(name)) is not None
-    ]
-    if rows:
-        table(("evaluator", "measured on", "mean, 95 % interval, n"), rows)
 
 
 def show_troubles(run: Path, calls: Mapping[str, int], causes: Sequence[FailureCause]) -> None:

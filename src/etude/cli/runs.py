@@ -18,7 +18,6 @@ from etude.cli.console import (
     say,
     say_wrapped,
     show_bill,
-    show_evaluators,
     show_outcome,
     show_troubles,
     shown_path,
@@ -228,7 +227,7 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
             entry.metrics.get("avg_reward"),
             entry.metrics.get("episodes"),
             failed_counts(entry.metrics)[0],
-            f"{100 * share:.0f} %" if (share := entry.metrics.get("cut_off_share")) else None,
+            f"{100 * share:.1f} %" if (share := entry.metrics.get("cut_off_share")) else None,
             entry.metrics.get("filtered_trajectories"),
             None if entry.version is None else f"v{entry.version.number}",
             (validations.get(entry.epoch) or {}).get("avg_reward"),
@@ -243,7 +242,6 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
         say_wrapped(f"on the disk     {kept}")
     for recovery in history.recoveries:
         say_wrapped(f"recovered       {recovery.timestamp}: {recovery}")
-    show_evaluators(history)
     for fault, count in count_drift(history).most_common():
         say_wrapped(f"drift           {count} branches, {fault}")
     entries: list[Entry] = [*history.validations, *history.epochs]
