@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from etude.core.history import Entry, Score
+from etude.core.history import Score
 from etude.core.job import ModelVersion
-from etude.store.figures import VALIDATION, Figure, Summary
+from etude.store.figures import VALIDATION, Summary
 
 if TYPE_CHECKING:
     from etude.store.facts import RunFacts
@@ -85,9 +85,12 @@ def figure_lines(summary: Summary) -> Iterator[tuple[str, str]]:
         yield f"reward{when}", f"{figure.reward.counted}  ({figure.measured})"
         if (found := figure.distribution) is not None:
             yield f"distribution{when}", f"{found}: {found.shown_bars()}"
-    for name in evaluators_in([*figures.values()]):
+    names = list(dict.fromkeys(name for figure in figures.values() for name in figure.evaluators))
+    for name in names:
         scores = [figure.evaluators.get(name, Score()) for figure in figures.values()]
-        yield name, " → ".join(score.counted for score in scores)
+        is_reward = [score.mean for score in scores] == [figure.reward.mean for figure in figures.values()]
+        if len(names) > 1 or not is_reward:
+            yield name, " → ".join(score.counted for score in scores)
     best, last = summary.best_version, summary.last_version
     if best is not None:
         untrained = "" if best.number else ", the base model: no trained version has done better"
@@ -99,13 +102,6 @@ def figure_lines(summary: Summary) -> Iterator[tuple[str, str]]:
         of = "" if last is None else f" of v{last.number}"
         how = "" if validated else f": no validation of held-out examples ({VALIDATION_KEY}) was run"
         yield "not measured", f"nothing was measured after the last update{of}{how}"
-
-
-def evaluators_in(figures: Sequence[Figure | Entry]) -> list[str]:
-    """Return the evaluators of the figures, or none if the reward is the only one."""
-    names = list(dict.fromkeys(name for figure in figures for name in figure.evaluators))
-    means = [score.mean for figure in figures for score in figure.evaluators.values()]
-    return [] if len(names) == 1 and means == [figure.reward.mean for figure in figures] else names
 
 
 def _location(version: ModelVersion) -> str:
