@@ -96,22 +96,6 @@ def test_any_history_can_be_drawn(past):
     assert render_reward_plot(past).startswith(b"\x89PNG\r\n\x1a\n")
 
 
-def test_the_report_draws_now_and_then_and_at_the_end(tmp_path, monkeypatch):
-    monkeypatch.setattr("etude.show.metrics_files.render_reward_plot", lambda history: b"drawn")
-    now = [0.0]
-    report = RunReport(seconds_between_plots=60, clock=lambda: now[0])
-    plot = tmp_path / "reward_plot.png"
-    report(history([0.1]), tmp_path)
-    assert not plot.exists()
-    assert (tmp_path / "training_metrics.jsonl").exists()
-    now[0] = 60.0
-    report(history([0.1]), tmp_path)
-    assert plot.exists()
-    plot.unlink()
-    report(history([0.1]), tmp_path, final=True)
-    assert plot.exists()
-
-
 def test_without_matplotlib_a_run_goes_on_and_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setattr("etude.show.metrics_files.render_reward_plot", render_reward_plot)
     monkeypatch.setattr("etude.core.errors.find_spec", lambda name: None)

@@ -4,14 +4,13 @@ training_metrics.jsonl:   all metrics of every epoch, a line each, with the acti
 reward_history.json:      the rewards of the epochs' episodes, and the results of each evaluator
 validation_history.json:  the same on the validation examples
 curriculum_state.json:    the curriculum after the last epoch, if there is one
-reward_plot.png:          the rewards, drawn now and then and at the end; needs matplotlib, the extra `plots`
+reward_plot.png:          the rewards, drawn at the end; needs matplotlib, the extra `plots`
 """
 
 from __future__ import annotations
 
 import json
 import textwrap
-import time
 import warnings
 from collections.abc import Callable, Iterable
 from io import BytesIO
@@ -34,22 +33,14 @@ _REWARDS = ["avg_reward", "min_reward", "max_reward", "reward_low", "reward_high
 
 
 class RunReport:
-    """A writer of the metrics files at each call, and of the plot now and then and at the end.
+    """A writer of the metrics files at each call, and of the plot at the end.
 
     A run may have thousands of epochs, so each is encoded only once.
     """
 
-    def __init__(
-        self,
-        seconds_between_plots: float = 60.0,
-        clock: Callable[[], float] = time.monotonic,
-        tell: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        """Drawing takes about a second of CPU, so it is rare. `tell` gets the reason for a missing plot."""
-        self._between = seconds_between_plots
-        self._clock = clock
+    def __init__(self, tell: Callable[[str], None] = lambda text: None) -> None:
+        """`tell` gets the reason for a missing plot."""
         self._tell = tell
-        self._drawn_at = clock()
         self._texts: dict[tuple[Path, int], tuple[Entry, str]] = {}
 
     def __call__(self, history: History, folder: Path, final: bool = False) -> None:
@@ -67,15 +58,13 @@ class RunReport:
         if history.epochs and _has_curriculum(history.epochs[-1]):
             state = _json(history.epochs[-1].curriculum_state, indent=2)
             write_atomically(folder / "curriculum_state.json", f"{state}\n")
-        if final or self._clock() - self._drawn_at >= self._between:
-            self._drawn_at = self._clock()
+        if final:
             try:
                 picture = render_reward_plot(history)
                 with open_draft(folder / PLOT) as draft:
                     draft.write_bytes(picture)
             except MissingExtraError as missing:
-                if final:
-                    self._tell(f"there is no {PLOT}: {missing}")
+                self._tell(f"there is no {PLOT}: {missing}")
 
     def _write_list(self, file: Path, entries: Iterable[Entry], *more: str) -> None:
         items = self._entry_texts(

@@ -56,12 +56,9 @@ class RunRecord:
     number: int = 0
     """The number of records that the tracker was sent before."""
 
-    def as_log(self, api: Any) -> dict[str, Any]:
-        """Return the metrics and a table of the alarms, for W&B's API or a similar one."""
-        data: dict[str, Any] = {**self.metrics}
-        if self.alarms:
-            data["alarms"] = api.Table(columns=["alarm"], data=[[text] for text in self.alarms])
-        return data
+    def as_log(self) -> dict[str, Any]:
+        """Return the metrics and the alarms, for W&B's API or a similar one."""
+        return {**self.metrics, **({"alarms": "\n".join(self.alarms)} if self.alarms else {})}
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,10 +180,9 @@ class TrackioTracker(_ServiceTracker):
 
     def send(self, record: RunRecord) -> None:
         """Log the record, and wait until it is in the local store."""
-        import trackio
         from trackio.sqlite_storage import SQLiteStorage
 
-        self._held.log({**record.as_log(trackio), _KEY: record.key}, step=record.step)
+        self._held.log({**record.as_log(), _KEY: record.key}, step=record.step)
         until, place = time.monotonic() + _SECONDS_TO_STORE, (self._config.project, self._held.name)
         while all(log.get(_KEY) != record.key for log in SQLiteStorage.get_logs(*place)):
             if time.monotonic() > until:
@@ -244,9 +243,8 @@ class WandbTracker(_ServiceTracker):
 
     def send(self, record: RunRecord) -> None:
         """Log its metrics and alarms as one step."""
-        import wandb
 
-        data = {**record.as_log(wandb), "epoch": record.step}
+        data = {**record.as_log(), "epoch": record.step}
         self._held.log(data, step=record.number, commit=True)
 
     def _end(self, held: Any, state: State) -> None:
