@@ -98,7 +98,7 @@ class WarmUp:
     async def _job(
         self, warm_up: WarmUpConfig, transcripts: Sequence[Transcript], done: int, steps: int
     ) -> WarmUpJob:
-        order = shuffled_forever(len(transcripts), self._books.config.seed, "warm-up")
+        order = shuffled_forever(len(transcripts), self._books.config.seed, "warm-up", 0)
         drawn = islice(order, done * warm_up.batch_size, (done + steps) * warm_up.batch_size)
         status = await self._train([[_sample(transcripts[index])] for index in drawn])
         measured: dict[str, Any] = {"loss": status.metrics.get("nll", status.metrics.get("train_loss"))}
