@@ -16,9 +16,8 @@ from etude.algorithms.algorithm import data_kind
 from etude.config.finetuning import TrainerAdapterConfig
 from etude.core.conversion import TrajectoryCollection, item_message, learning_units, to_trajectory
 from etude.core.errors import BackendError, CapabilityError, RequestError, TrainingError
-from etude.core.job import ModelVersion, TrainingStatusEnum
+from etude.core.job import TrainingStatusEnum
 from etude.core.json_text import JsonError, read_json
-from etude.core.keys import content_hash
 from etude.core.message import Message, OpenAIMessage, Tool
 from etude.core.sample import Sample
 from etude.core.secrets import keep_secret
@@ -197,12 +196,6 @@ STATES = {
     "failed": TrainingStatusEnum.FAILED,
     "cancelled": TrainingStatusEnum.CANCELED,
 }
-
-
-def hosted_version(number: int, job_id: str, model: str) -> ModelVersion:
-    """Return the version for a model that a job made at an API."""
-    # The API gives no hash of the weights, so the job and the model's name replace it.
-    return ModelVersion(number=number, location=model, digest=content_hash([job_id, model]))
 
 
 def job_error(job: FineTuningJob) -> str | None:

@@ -17,7 +17,6 @@ from etude.backends.openai_api import (
     JobsConfig,
     TrainingJobNotFoundClientError,
     api_errors,
-    hosted_version,
     job_error,
     latest_metrics,
     retry_reason,
@@ -353,7 +352,10 @@ class OpenAiJobs(TrainerAdapter):
         if job.id not in self._made:
             text = (job.metadata or {}).get(_VERSION, "")
             number = int(text) if text.isdecimal() else self._newest + 1
-            version = self._made[job.id] = hosted_version(number, job.id, job.fine_tuned_model)
+            # The API gives no hash of the weights, so the job and the model's name replace it.
+            digest = content_hash([job.id, job.fine_tuned_model])
+            version = ModelVersion(number=number, location=job.fine_tuned_model, digest=digest)
+            self._made[job.id] = version
             if number > self._start.number:
                 self._start = version
             self._newest = max(self._newest, number)

@@ -216,7 +216,7 @@ def _show_facts(facts: RunFacts) -> None:
 
 
 def _show_history(target: str | None, history: History, run: Path) -> None:
-    from etude.store.figures import causes_in, count_drift, failed_counts
+    from etude.store.figures import causes_in, failed_counts
     from etude.store.versions import describe_kept
 
     validations = {entry.epoch: entry.metrics for entry in history.validations}
@@ -242,7 +242,8 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
         say_wrapped(f"on the disk     {kept}")
     for recovery in history.recoveries:
         say_wrapped(f"recovered       {recovery.timestamp}: {recovery}")
-    for fault, count in count_drift(history).most_common():
+    drift = sum((Counter(entry.metrics.get("drift") or {}) for entry in history.epochs), Counter[str]())
+    for fault, count in drift.most_common():
         say_wrapped(f"drift           {count} branches, {fault}")
     entries: list[Entry] = [*history.validations, *history.epochs]
     calls = Counter[str]()

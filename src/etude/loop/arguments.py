@@ -258,10 +258,8 @@ def workflow_config(agent: Any) -> WorkflowConfig | dict[str, Any] | str:
     """
     if isinstance(agent, str | dict | WorkflowConfig):
         return agent
-    return _import_path(agent) or _live_workflow(agent)
-
-
-def _live_workflow(agent: Any) -> LiveWorkflowConfig:
+    if (path := _import_path(agent)) is not None:
+        return path
     workflow = as_workflow(agent)
     return LiveWorkflowConfig(name=workflow.name, value=workflow)
 

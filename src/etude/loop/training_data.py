@@ -5,7 +5,6 @@ They ensure that the right weights sampled the data, and that target functions m
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
@@ -65,7 +64,7 @@ class Provenance:
         """
         if now is None:
             return
-        young = {now.number} | {number for number in (0, *made) if version_age(number, made) <= bound}
+        young = {now.number, *(0, *made)[-1 - bound :]}
         if old := {number: count for number, count in calls.items() if number not in young}:
             listed = ", ".join(f"{count} from version {number}" for number, count in sorted(old.items()))
             is_ahead = any(number in (0, *made) for number in old)
@@ -110,11 +109,6 @@ def _fingerprint(logprobs: Any) -> int | None:
     if not isinstance(logprobs, list | tuple) or not logprobs:
         return None
     return hash(tuple(logprobs)) if all(isinstance(value, float) for value in logprobs) else None
-
-
-def version_age(number: int, made: Sequence[int]) -> int:
-    """Return the age of version `number` in updates: how many versions in `made`, oldest first, are newer."""
-    return len(made) - bisect_right(made, number)
 
 
 _PATIENCE = 8

@@ -25,7 +25,6 @@ from etude.core.secrets import masked
 from etude.core.threads import call_any
 from etude.rollout.episode_loop import EpisodeLoop
 from etude.rollout.reply import PythonFunction, ToolCall
-from etude.store.episodes import tool_key
 from etude.store.journal import Steps
 
 T = TypeVar("T")
@@ -157,7 +156,7 @@ class EpisodeTools:
             return await opened.call(name, arguments)
 
         result: ToolResult = await self._journal.step(
-            tool_key(self.episode_id, f"{digest}/{count}"),
+            f"{self.episode_id}/tool/{digest}/{count}",
             call,
             encode=asdict,
             decode=lambda data: ToolResult(**data),

@@ -222,11 +222,6 @@ def call_key(episode_id: str, name: str) -> str:
     return f"{episode_id}/call/{name}"
 
 
-def tool_key(episode_id: str, name: str) -> str:
-    """Return the journal key of an episode's tool call."""
-    return f"{episode_id}/tool/{name}"
-
-
 def episode_scores(journal: Journal, episode_id: str) -> dict[str, Json]:
     """Return the result of each evaluator for an episode: `score`, `reasoning`, `error`."""
     prefix = f"{episode_id}/score/"

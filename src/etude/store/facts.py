@@ -22,13 +22,7 @@ from etude.store.figures import Summary, summary_in
 from etude.store.files import SERVER_DATABASE, TO_EXPORT, WEIGHTS_FILE
 from etude.store.log import end_of_run, read_states
 from etude.store.run_folder import LOCK, RunFolder, lock_holder
-from etude.store.stored_config import (
-    evaluated_model,
-    list_evaluators,
-    read_request,
-    stored_data,
-    trained_parts,
-)
+from etude.store.stored_config import evaluated_model, read_request, stored_data, trained_parts
 
 State = Literal["running", "finished", "unfinished", "unreadable"]
 
@@ -229,7 +223,7 @@ def paired_differences(first: Path, second: Path) -> dict[str, Estimate]:
 
 def stored_scores(run: Path) -> dict[str, dict[MeasuredExample, list[Mapping[str, Any]]]]:
     """Return the scores in a run's evaluation, or else in its last validation, by evaluator and example."""
-    evaluators = list_evaluators(stored_data(run, required=False))
+    evaluators = (stored_data(run, required=False).get("eval") or {}).get("evaluators") or {}
     scores: dict[str, dict[MeasuredExample, list[Mapping[str, Any]]]] = {name: {} for name in evaluators}
     with RunFolder.read(run) as folder:
         phases = [

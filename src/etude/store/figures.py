@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -93,11 +92,6 @@ def failed_counts(metrics: Mapping[str, Any]) -> tuple[int, int]:
     failures: Mapping[str, int] = metrics.get("failures") or {}
     scores = sum(count for kind, count in failures.items() if kind.startswith("score:"))
     return sum(failures.values()) - scores, scores
-
-
-def count_drift(history: History) -> Counter[str]:
-    """Count the branches of all epochs that began because a template changed earlier text, by cause."""
-    return sum((Counter(entry.metrics.get("drift") or {}) for entry in history.epochs), Counter[str]())
 
 
 def _measured_versions(history: History) -> list[tuple[ModelVersion, float]]:

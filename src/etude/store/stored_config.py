@@ -46,11 +46,6 @@ def needs_program(run: Path) -> bool:
     return any(path[-1] == "_type" and value == LIVE for path, value in values)
 
 
-def list_evaluators(data: Mapping[str, Any]) -> list[str]:
-    """Return the names of the evaluators in a run's config."""
-    return list((data.get("eval") or {}).get("evaluators") or {})
-
-
 def reward_names(data: Mapping[str, Any]) -> dict[str | None, str]:
     """Return the reward's evaluator by target. The key is None in a run that trains one model."""
     finetuning = data.get("finetuning") or {}
