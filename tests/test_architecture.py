@@ -58,7 +58,7 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 60_098,
+    "lines of source": 60_101,
     "modules": 299,
     "lines of tests": 47_402,
     "benchmark files": 12,

@@ -21,7 +21,7 @@ from etude.engines.fused_llama import AttendSpans, FusedLlama, flash_attention
 from etude.engines.kv_slots import Copy, KvSlots, SlotTable
 from etude.engines.sampler import LiveRow, append, append_samples, draw, uniforms
 from etude.engines.step_inputs import RaggedInputs, Spans
-from etude.models.architecture import logit_error, logits_after
+from etude.models.architecture import logit_error, logits_after, text_config
 from etude.models.device import copy_to_device
 from etude.models.policy import Policy
 
@@ -37,6 +37,9 @@ _COLUMNS = 512
 """Tokens for which each slot has room at first."""
 _SHARE = 0.3
 """The share of the device's free memory for keys and values."""
+_TOLERANCE = 0.15
+"""Difference of logits, relative to their norm, that rounding explains. With SmolLM2-135M in bfloat16 it is
+0.04, and 0.3 if attention is wrong by a tenth."""
 _COPIED = 1 << 30
 """Bytes of keys and values that are copied at a time."""
 
@@ -178,7 +181,10 @@ class GraphDecoder:
 
     def why_wrong(self) -> str | None:
         """Return why this decoder's logits are not the model's own, in a trial of both kinds of pass."""
-        trial = [[3, 7, 5, 9, 4, 8, 6], [9, 3, 5, 7]]
+        model, device = self._policy.model, self._policy.device
+        # Not the first ids: a real model's logits after special tokens depend on every rounding.
+        first = text_config(model).vocab_size // 3
+        trial = [[first + each for each in ids] for ids in ([3, 7, 5, 9, 4, 8, 6], [9, 3, 5, 7])]
         rows = [LiveRow("", ids, Sampling(), uniforms(0)) for ids in trial]
         try:
             self._take_in(rows)
@@ -188,18 +194,15 @@ class GraphDecoder:
             logits_RV = self._run(rows, [1] * len(rows), [False] * len(rows))[0][: len(rows)].clone()
         except RuntimeError as error:
             return first_line(error)
-        device = self._policy.device
-        plain = [
-            logits_after(
-                self._policy.model, torch.tensor([ids], device=device), torch.tensor([len(ids) - 1])
-            )[0]
-            for ids in trial
-        ]
         self._table.forget()
         for row in rows:
             self.release(row)
-        off = logit_error(logits_RV, torch.cat(plain), self._fused.dtype)
-        return None if off is None else f"its logits are off by {off} of the largest"
+        last = [torch.tensor([len(ids) - 1], device=device) for ids in trial]
+        read = zip((torch.tensor([ids], device=device) for ids in trial), last, strict=True)
+        plain_RV = torch.cat([logits_after(model, ids_1T, last_1)[0] for ids_1T, last_1 in read]).float()
+        plain_RV, logits_RV = (each - each.mean(dim=-1, keepdim=True) for each in (plain_RV, logits_RV))
+        off = float((logits_RV - plain_RV).norm() / plain_RV.norm())
+        return None if off < _TOLERANCE else f"its logits are off by {off:.2g} of their norm"
 
     def _places_of_weights(self) -> list[int]:
         return [weight.data_ptr() for weight in self._policy.model.parameters()]
