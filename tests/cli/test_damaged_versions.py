@@ -126,6 +126,16 @@ def test_without_any_whole_version_training_begins_anew(run: Path, trained: Path
     require_undisturbed(run, trained)
 
 
+def test_a_renamed_run_makes_its_lost_versions_again(run: Path, trained: Path, calls: list[str]) -> None:
+    """Its jobs keep the name that it began with, so their versions get the same numbers."""
+    moved = run.rename(run.with_name("moved"))
+    shutil.rmtree(moved / "checkpoints" / "v3")
+    shutil.rmtree(moved / "checkpoints" / "v2")
+    succeed("resume", "moved")
+    assert not calls
+    assert versions(moved) == versions(trained / "runs" / "run")
+
+
 def test_check_names_each_file_and_the_next_resume_mends_it(
     run: Path, trained: Path, calls: list[str]
 ) -> None:

@@ -172,13 +172,13 @@ class Bookkeeper:
     def job_name(self, epoch: int, job: int = 1) -> str:
         """Return the idempotency key of the `job`-th job of an epoch (from 0), unique to target and attempt.
 
-        The key of the first epoch of `run` is `run-epoch-1`.
+        The key of the first epoch of `run` is `run-epoch-1`, even after its folder was renamed.
         """
         record, attempt = self.record, self.record.log.state.failures[epoch]
         whose = "" if record.target is None else f".{record.target}"
         which = "" if job == 1 else f"-job-{job}"
         retry = f"-retry-{attempt}" if attempt else ""
-        return f"{record.history.run_id}-epoch-{epoch + 1}{whose}{which}{retry}"
+        return f"{self.runtime.run.first_name}-epoch-{epoch + 1}{whose}{which}{retry}"
 
     def check(self, collection: TrajectoryCollection, epoch: int) -> None:
         """Raise TrainingError unless the epoch's data comes from the weights that it was collected from."""

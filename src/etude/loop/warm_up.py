@@ -124,7 +124,7 @@ class WarmUp:
         whose = "" if record.target is None else f".{record.target}"
         attempt = self._log.state.failures[None]
         retry = f"-retry-{attempt}" if attempt else ""
-        name = f"{record.history.run_id}-warm-up-{len(self._jobs) + 1}{whose}{retry}"
+        name = f"{self._runtime.run.first_name}-warm-up-{len(self._jobs) + 1}{whose}{retry}"
         collection = TrajectoryCollection(trajectories=groups, run_id=name, method="supervised")
         ref = await model.submit(collection)
         if isinstance(ref, Skipped):

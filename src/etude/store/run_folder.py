@@ -37,6 +37,8 @@ BASE_STEPS = "base/"
 """The prefix of the journal steps that record which files each model was loaded from."""
 KEY_STEP = "run/key"
 """The journal step with the run's key, which the names of its jobs elsewhere contain."""
+NAME_STEP = "run/name"
+"""The journal step with the name that the run began with."""
 LOCK = "lock"
 
 _GIT_SECONDS = 5
@@ -98,7 +100,7 @@ class RunFolder:
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror}; the output folder must be writable") from error
         environment = json.dumps(describe_environment(seed=seed), indent=2, ensure_ascii=False) + "\n"
-        files, first = {"environment.json": environment}, dict[str, Any]()
+        files, first = {"environment.json": environment}, dict[str, Any]({NAME_STEP: name})
         if config is not None:
             files[CONFIG], first[CONFIG_STEP] = config_copy(config), config
         if request is not None:
@@ -139,6 +141,11 @@ class RunFolder:
         """The name of the run, which is its folder's name."""
         return self.path.name
 
+    @property
+    def first_name(self) -> str:
+        """The name that the run began with. Its jobs have it, even if the folder was renamed."""
+        return str(self.journal.get(NAME_STEP, self.name))
+
     async def change_config(self, text: str) -> None:
         """Store another config for the run, and its copy."""
         await self.journal.put(CONFIG_STEP, text)
@@ -147,7 +154,7 @@ class RunFolder:
     @property
     def is_blank(self) -> bool:
         """Whether the journal has only what is stored before any work, and the time spent."""
-        known = (CONFIG_STEP, REQUEST_STEP, TIME_STEP, KEY_STEP, BASE_STEPS)
+        known = (CONFIG_STEP, REQUEST_STEP, TIME_STEP, KEY_STEP, NAME_STEP, BASE_STEPS)
         return all(key.startswith(known) for key, _ in self.journal.scan())
 
     @property
