@@ -4,32 +4,18 @@ import pytest
 
 from etude.algorithms import dpo, grpo, malt
 from etude.algorithms.dpo import Dpo
-from etude.algorithms.episodes import Tally, answer_groups, by_agent, read_tree, turn_returns, without_retries
+from etude.algorithms.episodes import Tally, answer_groups, read_tree, turn_returns, without_retries
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.malt import Malt
 from etude.core.conversion import to_trajectory
-from etude.protocols import adp, debate, nip
+from etude.protocols import adp, nip
 from tests.algorithms.scripted_episodes import agent_part, played, scored_play
-from tests.support import ScriptedEngine
 
 ACCEPT, REJECT = "Decision: accept", "Decision: reject"
 
 
 def made(algorithm, episodes, tally=None):
     return algorithm.groups(episodes, tally or Tally())
-
-
-def argument(request):
-    """Provers argue, the verifier accepts."""
-    return ACCEPT if "verifier" in request.messages[0]["content"] else "because"
-
-
-async def test_each_agent_has_its_own_part_and_its_own_reward(tmp_path):
-    record = await played(
-        tmp_path, debate(max_message_rounds=2, verifier_first=False), ScriptedEngine(argument)
-    )
-    parts = {part[0].agent: part[0].reward for part in by_agent([scored_play(record, 0.3)])}
-    assert parts == {"prover0": 0.0, "prover1": 1.0, "verifier": 1.0}
 
 
 async def test_an_answer_that_was_asked_for_again_is_not_trained_on(tmp_path):

@@ -70,18 +70,6 @@ async def test_one_that_does_not_end_is_left_to_itself(monkeypatch: pytest.Monke
     release.set()
 
 
-async def test_one_that_is_told_to_stop_may_clean_up():
-    stop, cleaned = threading.Event(), threading.Event()
-
-    def work() -> None:
-        stop.wait()
-        cleaned.set()
-
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(call_in_thread(work, stop.set), 0.01)
-    assert cleaned.is_set()
-
-
 @pytest.mark.parametrize(
     ("origin", "command"),
     [

@@ -27,7 +27,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("models/qwen-small", "models/llama", "my-model"):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "config.json").write_text("{}")
-    (tmp_path / "empty").mkdir()
     (tmp_path / "lora").mkdir()
     (tmp_path / "lora" / "adapter_config.json").write_text("{}")
     (tmp_path / "model.bin").write_text("weights")
@@ -59,11 +58,9 @@ def hub_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     [
         ("models/lama", "the folder does not exist; did you mean 'models/llama'?"),
         ("models", "there is no config.json in that folder"),
-        ("empty", "there is no config.json in that folder"),
         ("lora", "that folder holds LoRA weights, not a model: merge them into their base"),
         ("model.bin", "a model is a folder, or a file that ends in .gguf"),
         ("/nowhere/at/all", "cannot load the model '/nowhere/at/all': the folder does not exist"),
-        ("owner/name/", "the folder does not exist"),
         ("x" * 5000 + "/", "the folder does not exist"),
     ],
 )

@@ -88,12 +88,9 @@ def test_a_single_job_can_ask_for_the_engines_place_also_of_the_next_server(
     [
         (["./nowhere"], "the folder does not exist"),
         (["./nowhere", "--api-key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY is not set or empty"),
-        (["./nowhere", "--host", "0.0.0.0"], "--api-key-env"),
         (["./nowhere", "--host", "203.0.113.1"], "there is no API key"),
         (["./nowhere", "--dtype", "int3"], "--dtype"),
         (["./nowhere", "--vllm-arg=--enforce-eager"], "needs --engine vllm"),
-        (["./nowhere", "--vllm-device", "0"], "needs --engine vllm"),
-        (["./nowhere", "--samplers", "2"], "needs --engine vllm"),
         (["./nowhere", "--samplers", "2", "--engine", "vllm"], "name one: --on auto"),
     ],
 )
