@@ -112,7 +112,6 @@ def test_a_copy_shares_nothing() -> None:
         (Model(point=3), {"point": 3}),
         (Colour.RED, "red"),
         (numpy.float64(0.5), 0.5),
-        (numpy.int32(7), 7),
         (numpy.bool_(True), True),
         (numpy.array(0.5), 0.5),
     ],
@@ -128,18 +127,7 @@ def test_keys_become_text_as_json_makes_them() -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [
-        object(),
-        {1},
-        b"bytes",
-        numpy.zeros(2),
-        numpy.zeros(1),
-        numpy.longdouble(1),
-        {(1, 2): 3},
-        Point,
-        {1: 0, "1": 0},
-    ],
+    "value", [object(), {1}, b"bytes", numpy.zeros(2), {(1, 2): 3}, Point, {1: 0, "1": 0}]
 )
 def test_the_rest_is_refused_by_type(value: object) -> None:
     with pytest.raises(TypeError, match="is not JSON"):
