@@ -146,7 +146,11 @@ def test_a_run_of_live_functions_goes_on_with_the_same_functions(project):
     run = etude.train(play, reward=correct, **PARTS)
     with pytest.raises(RequestError, match=r"its own agent, 'play'.*etude\.resume\('.*', agent=…\)"):
         etude.resume(run, epochs=2, progress=False)
-    again = etude.resume(run, agent=play, reward=correct, examples=ROWS, epochs=2, progress=False)
+    edited = [{**row, "question": "?"} for row in ROWS]
+    for others, change in [(ROWS[1:], "is missing"), (edited, "has changed")]:
+        with pytest.raises(RequestError, match=f"example 't0' {change} since episode train/1/t0/0"):
+            etude.resume(run, agent=play, reward=correct, examples=others, epochs=2, progress=False)
+    again = etude.resume(run, agent=play, reward=correct, examples=ROWS[::-1], epochs=2, progress=False)
     assert again.folder == run.folder
     assert again.summary["epochs_trained"] == 2
 

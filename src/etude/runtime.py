@@ -11,8 +11,10 @@ from etude.config.builder import Builder
 from etude.config.finetuning import TargetConfig
 from etude.config.schema import Config
 from etude.core.episode import Example
+from etude.core.errors import RequestError
 from etude.core.history import History
 from etude.core.interfaces import Engine, Progress
+from etude.core.keys import content_hash
 from etude.engines.ledger import Ledger, within_budget
 from etude.engines.local import LocalLlmConfig
 from etude.engines.meter import MeteredEngine
@@ -24,7 +26,8 @@ from etude.processes.status import Parts, Watchdog, publish_status
 from etude.rollout.evaluation import Evaluation
 from etude.rollout.evaluation_run import EvaluationRun
 from etude.store.backup import back_up
-from etude.store.run_folder import RunFolder
+from etude.store.episodes import encode_example, example_digest, stored_episodes
+from etude.store.run_folder import EXAMPLES_STEP, RunFolder
 
 Report = Callable[[History, Path, bool], None]
 """Writes the metrics files of a history into a folder. The flag is True when the run is over."""
@@ -101,6 +104,7 @@ async def open_runtime(
         examples = (await builder.get_dataset(settings.dataset)).examples()
         held_out = settings.validation_dataset
         validation = (await builder.get_dataset(held_out)).examples() if held_out is not None else []
+        await _keep_examples(run, [*examples, *validation], progress)
         await _keep_bases(run, config, given)
         await exits.enter_async_context(within_budget(ledger, progress))
         yield Runtime(
@@ -124,3 +128,32 @@ async def _keep_bases(run: RunFolder, config: Config, given: Mapping[str, Engine
     for name, llm in config.llms.items():
         if isinstance(llm, LocalLlmConfig) and llm.model is not None and name not in given:
             await keep_base(run.journal, name, str(llm.model))
+
+
+async def _keep_examples(run: RunFolder, examples: Sequence[Example], progress: Progress) -> None:
+    """Record a digest of the examples. Raises RequestError if episodes were run on others.
+
+    Other changes have a warning: more examples, or new content where all episodes failed.
+    """
+    known = set[str]()
+    for example in examples:
+        try:
+            known.add(example_digest(encode_example(example)))
+        except (ValueError, RecursionError) as error:
+            raise RequestError(f"example '{example.id}' cannot be stored as JSON: {error}") from error
+    before, now = run.journal.get(EXAMPLES_STEP), content_hash(sorted(known))
+    if before == now:
+        return
+    if before is not None:
+        for episode, stored in stored_episodes(run.journal):
+            example = stored["example"]
+            if stored["failure"] is None and example_digest(example) not in known:
+                is_there = any(each.id == example["id"] for each in examples)
+                raise RequestError(
+                    f"example '{example['id']}' {'has changed' if is_there else 'is missing'} since episode "
+                    f"{episode} of run {run.name} was run on it. Give the same examples again, or start a "
+                    "new run with these"
+                )
+        text = "the examples are not quite those that the run began with: it goes on with the new ones"
+        progress.message(text, warning=True)
+    await run.journal.put(EXAMPLES_STEP, now)

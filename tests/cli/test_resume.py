@@ -43,6 +43,7 @@ def test_nothing_is_sampled_twice(stopped):
     mend(stopped)
     shown = succeed("resume")
     assert shown.stdout.startswith("resuming stopped")
+    assert "the examples are not quite those" in shown.output  # All episodes of the mended ones had failed.
     assert read_summary(stopped / "runs/stopped")["epochs_trained"] == 2
     everything = (stopped / "log").read_text().splitlines()
     assert everything[: len(sampled)] == sampled

@@ -29,6 +29,7 @@ from etude.core.call import Call, ChatRequest, Completion, Constraint, Sampling,
 from etude.core.episode import EpisodeRecord, Event, Example, Failure, ToolUse
 from etude.core.errors import RequestError, StoreError
 from etude.core.json_text import jsonable, plain
+from etude.core.keys import content_hash
 from etude.core.secrets import masked
 from etude.store.journal import Journal, Json, Steps
 
@@ -172,7 +173,7 @@ def encode_episode(record: EpisodeRecord, names: Mapping[int, str]) -> Json:
     return {
         "episode": record.id,
         "generation": record.generation,
-        "example": _encode_example(record.example),
+        "example": encode_example(record.example),
         "calls": [names.get(call.index) or encode_call(call, None) for call in record.calls],
         "events": [
             _changed(replace(event, text=masked(event.text)))
@@ -202,13 +203,22 @@ def decode_episode(data: Json, calls: Sequence[Call], example: Example | None) -
     )
 
 
-def _encode_example(example: Example) -> Json:
+def encode_example(example: Example) -> Json:
+    """Return an example as JSON."""
     try:
         return plain(example)
     except TypeError:
         # Images and such are only described. If needed, they are read from the dataset again.
         inputs, expected = jsonable(dict(example.inputs)), jsonable(example.expected)
         return {"id": example.id, "inputs": inputs, "expected": expected}
+
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def example_digest(encoded: Json) -> str:
+    """Return a short digest of an encoded example. Where Python objects lay in memory does not count."""
+    return content_hash(_ADDRESS.sub("", json.dumps(encoded, sort_keys=True)))
 
 
 EVALUATION = "eval"

@@ -35,6 +35,8 @@ REQUEST_STEP = "request"
 """The journal step of an evaluation with its request."""
 BASE_STEPS = "base/"
 """The prefix of the journal steps that record which files each model was loaded from."""
+EXAMPLES_STEP = "run/examples"
+"""The journal step with a digest of the run's examples."""
 KEY_STEP = "run/key"
 """The journal step with the run's key, which the names of its jobs elsewhere contain."""
 NAME_STEP = "run/name"
@@ -154,7 +156,7 @@ class RunFolder:
     @property
     def is_blank(self) -> bool:
         """Whether the journal has only what is stored before any work, and the time spent."""
-        known = (CONFIG_STEP, REQUEST_STEP, TIME_STEP, KEY_STEP, NAME_STEP, BASE_STEPS)
+        known = (CONFIG_STEP, REQUEST_STEP, TIME_STEP, KEY_STEP, NAME_STEP, EXAMPLES_STEP, BASE_STEPS)
         return all(key.startswith(known) for key, _ in self.journal.scan())
 
     @property
