@@ -60,7 +60,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 60_153,
     "modules": 299,
-    "lines of tests": 47_269,
+    "lines of tests": 47_283,
     "benchmark files": 12,
     "config keys": 318,
 }

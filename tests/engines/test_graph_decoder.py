@@ -20,10 +20,11 @@ from etude.engines.decoder import make_decoder
 from etude.engines.graph_decoder import GraphDecoder, PassShape, cuda_graphs
 from etude.engines.sampler import LiveRow, uniforms
 from etude.models.device import choose_device
-from etude.models.policy import LoraOptions
+from etude.models.policy import LoraOptions, Policy
 from tests.engines.test_decoder import assert_right, drawn_ids, live, rows_of_many_lengths, run
 from tests.engines.test_fused_llama import FUSED, shaken
 from tests.models.tiny_models import policy
+from tests.pretrained import needs_real_model, real_model
 from tests.support import one_quick
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
@@ -95,6 +96,19 @@ def test_a_trial_finds_out_what_is_not_the_models_own(dtype):
     row = live(0, [3, 7, 5, 9])
     decoder.step([row])
     assert_right(of, [row], 0.1 if dtype == torch.bfloat16 else 1e-4)
+
+
+@pytest.mark.slow
+@needs_real_model
+def test_the_trial_takes_a_real_model_in_bfloat16_for_right_and_wrong_attention_for_wrong():
+    def decoder(share):
+        # A list of the operations would take a minute to make.
+        return GraphDecoder(of, lambda make: (make(), make), lambda *args: attend_plainly(*args) * share)
+
+    of = Policy.load(real_model(), dtype="bfloat16")
+    with torch.inference_mode():
+        assert decoder(1.0).why_wrong() is None
+        assert "off by" in decoder(0.9).why_wrong()
 
 
 def test_passes_are_filled_up_to_a_few_shapes():
