@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import tempfile
@@ -14,6 +13,7 @@ from typing import Any
 
 from etude.core.errors import EtudeError
 from etude.core.interfaces import Progress
+from etude.core.threads import run_loop
 from etude.loop.lifecycle import config_to_resume
 from etude.store.backup import copy_journal, list_run_files
 from etude.store.database import DATABASE
@@ -44,7 +44,7 @@ def version_on_disk(run: Path, wish: str, say: Callable[[str], None]) -> Iterato
         unheard: dict[str, Any] = {"report": [], "storage": None, "metrics": None, "budget": None}
         with RunFolder.open(copy) as opened, suppress(_Reached):
             config = config_to_resume(copy, ()).model_copy(update=unheard)
-            asyncio.run(train_in(config, opened, progress=progress))
+            run_loop(train_in(config, opened, progress=progress))
         made = choose_version(copy, str(wanted).removeprefix(f"{run.name}:"))
         if made.version and wanted.version and made.version.digest != wanted.version.digest:
             say("its weights are not those of the first time, bit for bit: the run is not deterministic")

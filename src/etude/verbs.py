@@ -18,11 +18,12 @@ from typing import Any, ParamSpec, TypeVar
 
 from etude.config.document import Override
 from etude.config.schema import Config
-from etude.core.errors import RequestError, TrainingError
+from etude.core.errors import LoopStopped, RequestError, TrainingError
 from etude.core.history import History
 from etude.core.interfaces import Engine, Progress
 from etude.core.job import TrainingStatusEnum
 from etude.core.process import rare_garbage_collection
+from etude.core.threads import run_loop
 from etude.loop.arguments import as_overrides, build_config, is_config, load, refuse, with_python_objects
 from etude.loop.evaluation import Evaluation
 from etude.loop.evaluation import evaluate as run_evaluation
@@ -302,7 +303,7 @@ def blocking(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return asyncio.run(work(*args, **kwargs))
+            return run_loop(work(*args, **kwargs))
         return _run_in_thread(work(*args, **kwargs))
 
     return wait
@@ -324,7 +325,7 @@ def _run_in_thread(work: Coroutine[Any, Any, T]) -> T:
             task.get_loop().call_soon_threadsafe(task.cancel)
 
     with ThreadPoolExecutor(1, thread_name_prefix="etude") as executor:
-        future = executor.submit(contextvars.copy_context().run, asyncio.run, main())
+        future = executor.submit(contextvars.copy_context().run, run_loop, main())
         try:
             while not futures.wait([future], 0.2).done:
                 # `asyncio.run` turns a first Ctrl-C into a cancellation; a blocking wait would not notice.
@@ -333,7 +334,12 @@ def _run_in_thread(work: Coroutine[Any, Any, T]) -> T:
         except KeyboardInterrupt:
             cancel()
             raise
-    return future.result()
+    try:
+        return future.result()
+    except LoopStopped:
+        if not tasks:
+            raise asyncio.CancelledError from None  # The caller was cancelled, and so was the work.
+        raise
 
 
 train = blocking(train_async)

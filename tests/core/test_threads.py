@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import threading
@@ -13,8 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 from etude.core import errors, threads
-from etude.core.errors import MissingExtraError
-from etude.core.threads import call_in_thread
+from etude.core.errors import LoopStopped, MissingExtraError
+from etude.core.threads import call_in_thread, run_loop
 
 
 async def test_functions_that_block_do_so_at_the_same_time_in_the_callers_context():
@@ -90,3 +91,47 @@ def test_it_names_what_etude_was_installed_from(monkeypatch, origin, command):
     monkeypatch.setattr(errors, "distribution", lambda name: SimpleNamespace(read_text=lambda file: text))
     assert errors.install_command("plots") == command
     assert command in str(MissingExtraError("a picture", "plots"))
+
+
+async def _poll_forever():
+    while True:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(3600)
+
+
+def test_the_end_does_not_wait_for_a_task_that_does_not_stop_and_names_it(caplog, monkeypatch):
+    monkeypatch.setattr(threads, "GRACE_SECONDS", 0.05)
+    leaked: list[asyncio.Task[None]] = []
+
+    async def leave_a_task() -> str:
+        leaked.append(asyncio.ensure_future(_poll_forever()))
+        await asyncio.sleep(0)
+        return "done"
+
+    assert run_loop(leave_a_task()) == "done"
+    assert f"the task _poll_forever at {__file__}:" in caplog.text
+
+
+async def _stop_the_loop():
+    asyncio.get_running_loop().stop()
+    await asyncio.sleep(3600)
+
+
+async def _cancel_all_tasks():
+    for task in asyncio.all_tasks():
+        task.cancel()
+    await asyncio.sleep(3600)
+
+
+@pytest.mark.parametrize("stop", [_stop_the_loop, _cancel_all_tasks])
+def test_code_that_stops_the_loop_is_named_as_the_cause(stop):
+    with pytest.raises(LoopStopped, match="etude resume"):
+        run_loop(stop())
+
+
+def test_errors_of_the_work_itself_pass_the_loop():
+    async def fail() -> None:
+        raise RuntimeError("its own")
+
+    with pytest.raises(RuntimeError, match="its own"):
+        run_loop(fail())

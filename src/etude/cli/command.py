@@ -17,7 +17,14 @@ import typer
 
 from etude.cli.console import INVOCATION, emit, next_line, warn
 from etude.config.import_path import where_raised
-from etude.core.errors import BudgetReached, ErrorBudgetExceeded, EtudeError, RequestError, RunPaused
+from etude.core.errors import (
+    BudgetReached,
+    ErrorBudgetExceeded,
+    EtudeError,
+    LoopStopped,
+    RequestError,
+    RunPaused,
+)
 from etude.core.secrets import keep_secret
 
 P = ParamSpec("P")
@@ -147,9 +154,11 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` and return its result.
 
     Ctrl-C and SIGTERM cancel it, so that it can clean up. Then KeyboardInterrupt or Terminated is raised. A
-    second Ctrl-C waits for nothing. Raises EtudeError if something else cancelled the work.
+    second Ctrl-C waits for nothing. Raises LoopStopped if something else cancelled the work.
     """
     import asyncio  # Imported here so that `etude --help` does not wait for it.
+
+    from etude.core.threads import run_loop
 
     terminated = False
 
@@ -167,17 +176,11 @@ def run_async(work: Coroutine[Any, Any, T]) -> T:
         return await work
 
     try:
-        return asyncio.run(main())
-    except (asyncio.CancelledError, RuntimeError) as error:
+        return run_loop(main())
+    except LoopStopped:
         if terminated:
             raise Terminated from None
-        if isinstance(error, RuntimeError) and "Event loop stopped" not in str(error):
-            raise
-        raise EtudeError(
-            "something in this process has stopped the event loop or cancelled the work of the run. An agent "
-            "or evaluator that runs here can do that; with `-o eval.general.isolation=process` it can only "
-            "end its own process"
-        ) from None
+        raise
 
 
 def refuse(reason: str, **options: object) -> None:

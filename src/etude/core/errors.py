@@ -141,6 +141,10 @@ class EnvironmentAway(EpisodeError):
     """
 
 
+class LoopStopped(EtudeError):
+    """Code in this process stopped the event loop, or cancelled the work in it."""
+
+
 class StalledError(EtudeError):
     """Nothing in a run has moved for longer than its limit."""
 

@@ -1,4 +1,4 @@
-"""Functions that may block, or take long, run in threads."""
+"""Code that may block or hang: functions in threads, and the event loop of a whole program."""
 
 from __future__ import annotations
 
@@ -6,14 +6,21 @@ import asyncio
 import contextlib
 import contextvars
 import inspect
+import logging
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-from etude.core.errors import error_words
+from etude.core.errors import LoopStopped, error_words
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+_LOG = logging.getLogger("etude.tasks")
+
+_abandoned: set[asyncio.Task[Any]] = set()
+"""Tasks that did not stop when cancelled. Kept so that they are not garbage-collected midway."""
 
 GRACE_SECONDS = 1.0
 """Seconds that code may take to clean up after it was told to stop, before it is abandoned."""
@@ -74,3 +81,67 @@ async def call_off_loop(size: int, work: Callable[P, T], *args: P.args, **kwargs
     Raises what `work` raises. If the caller is cancelled, the work continues, and its result is dropped.
     """
     return work(*args, **kwargs) if size < LARGE else await asyncio.to_thread(work, *args, **kwargs)
+
+
+async def stop_tasks(tasks: set[asyncio.Task[Any]], grace: float) -> set[asyncio.Task[Any]]:
+    """Cancel the tasks and wait briefly for their ends. Abandon and return those that do not stop.
+
+    How a task ends does not matter here. The end of the program does not wait for an abandoned one.
+    """
+    for task in tasks:
+        task.cancel()
+        _abandoned.add(task)
+        task.add_done_callback(_forget)
+    stuck = (await asyncio.wait(tasks, timeout=grace))[1] if tasks else set()
+    for task in stuck:
+        asyncio._unregister_task(task)
+    return stuck
+
+
+def _forget(task: asyncio.Task[Any]) -> None:
+    _abandoned.discard(task)
+    if not task.cancelled():
+        task.exception()  # Otherwise Python would report that nobody retrieved it.
+
+
+def run_loop(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` in a new event loop and return its result, whatever user code does to the loop.
+
+    Tasks that are still there at the end are cancelled. `asyncio.run` would wait forever for one that does
+    not stop. Here it is abandoned, and a warning names it. Raises LoopStopped if code in this process
+    stopped the loop or cancelled the work.
+    """
+    failures: list[BaseException] = []
+
+    async def main() -> T:
+        try:
+            return await work
+        except BaseException as error:
+            failures.append(error)
+            raise
+        finally:
+            others = {task for task in asyncio.all_tasks() if task is not asyncio.current_task()}
+            for name, count in Counter(map(_describe, await stop_tasks(others, GRACE_SECONDS))).items():
+                _LOG.warning(
+                    "%s was still running at the end and did not stop when cancelled (%d of them). It is "
+                    "abandoned; let the code that starts it end it too",
+                    name,
+                    count,
+                )
+
+    try:
+        return asyncio.run(main())
+    except (asyncio.CancelledError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and error in failures:
+            raise
+        raise LoopStopped(
+            "something in this process has stopped the event loop or cancelled the work of the run. An agent "
+            "or evaluator that runs here can do that; with `-o eval.general.isolation=process` it can only "
+            "end its own process. Finished work is kept, and `etude resume` continues from it"
+        ) from error
+
+
+def _describe(task: asyncio.Task[Any]) -> str:
+    name = f"the task {getattr(task.get_coro(), '__qualname__', task.get_name())}"
+    frames = task.get_stack()
+    return f"{name} at {frames[-1].f_code.co_filename}:{frames[-1].f_lineno}" if frames else name

@@ -25,6 +25,7 @@ from etude.core.errors import EngineError, EtudeError, StoreError
 from etude.core.interfaces import Engine, PortableEngine, Run, innermost
 from etude.core.job import ModelVersion
 from etude.core.process import set_up_process
+from etude.core.threads import run_loop
 from etude.engines.meter import MeteredEngine, Purpose, current_purpose
 from etude.processes.link import (
     CallCache,
@@ -200,7 +201,7 @@ def main() -> None:
     set_up_process()
     invitation = RunnerInvitation(*json.loads(sys.stdin.readline()))
     try:
-        asyncio.run(play(invitation))
+        run_loop(play(invitation))
     except EtudeError as error:
         sys.exit(str(error))
 

@@ -14,14 +14,11 @@ from etude.core.data_model import name_type
 from etude.core.episode import Failure
 from etude.core.errors import EngineError, EnvironmentAway, ImpossibleCall, ToolError, error_words, find_class
 from etude.core.json_text import plain
-from etude.core.threads import call_in_thread
+from etude.core.threads import call_in_thread, stop_tasks
 from etude.rollout.episode import Episode, SyncEpisode
 from etude.rollout.reply import Reply
 from etude.rollout.workflow import Workflow
 from etude.wire.dialect import ERROR_HEADER
-
-_abandoned: set[asyncio.Task[Any]] = set()
-"""Tasks that did not stop when cancelled. Kept so that they are not garbage-collected midway."""
 
 _CLIENTS = ("etude", "openai", "anthropic", "langchain_core", "litellm", "pydantic_ai")
 """Libraries whose objects contain answers. Written as JSON, the whole object would be scored as the agent's
@@ -43,11 +40,11 @@ async def run_workflow(
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
     except asyncio.CancelledError:
-        await _stop(task, grace)
+        await stop_tasks({task}, grace)
         raise
     if not done:
         waited, reason = longest_call(), f"{workflow.where}: no output within {seconds:g} s"
-        await _stop(task, grace)
+        await stop_tasks({task}, grace)
         if seconds is not None and waited > seconds / 2:
             # Not the agent's failure: a model kept it waiting.
             return None, Failure("timeout", f"{reason}, of which one model call took {waited:.3g} s", "model")
@@ -89,23 +86,6 @@ async def _call(workflow: Workflow, episode: Episode) -> Any:
         output.close()
         raise TypeError(f"workflow '{workflow.name}' returned a coroutine; write it with `async def`")
     return output
-
-
-async def _stop(task: asyncio.Task[Any], grace: float) -> None:
-    """Cancel the task and wait briefly for its end."""
-    task.cancel()
-    done, _ = await asyncio.wait({task}, timeout=grace)
-    _abandoned.add(task)
-    task.add_done_callback(_forget)
-    if not done:
-        # Otherwise the program's end would wait for it, maybe forever.
-        asyncio._unregister_task(task)
-
-
-def _forget(task: asyncio.Task[Any]) -> None:
-    _abandoned.discard(task)
-    if not task.cancelled():
-        task.exception()  # Retrieve the exception: how the task ended no longer matters.
 
 
 def make_failure(error: BaseException) -> Failure:
