@@ -12,7 +12,7 @@ import yaml
 import etude
 from etude.config.load import parse_config
 from etude.core.episode import Example
-from etude.core.errors import CapabilityError, ConfigError, RequestError, TrainingError
+from etude.core.errors import CapabilityError, ConfigError, RequestError, StoreError, TrainingError
 from etude.core.interfaces import innermost
 from etude.loop.trainer import EpochTrainerConfig
 from etude.runtime import open_runtime
@@ -153,6 +153,14 @@ def test_a_run_of_live_functions_goes_on_with_the_same_functions(project):
     again = etude.resume(run, agent=play, reward=correct, examples=ROWS[::-1], epochs=2, progress=False)
     assert again.folder == run.folder
     assert again.summary["epochs_trained"] == 2
+
+
+@pytest.mark.parametrize("content", [b"", b"x" * 9000])
+def test_a_run_with_a_damaged_journal_has_no_summary(project, content):
+    run = etude.evaluate(own_parts()[0], reward=own_parts()[1], **EVALUATED)
+    (run.folder / "run.db").write_bytes(content)
+    with pytest.raises(StoreError, match=r"run\.db"):
+        _ = run.summary
 
 
 def test_functions_of_a_module_are_named_in_the_config_and_need_not_be_given_again(project, monkeypatch):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from etude.core.episode import EpisodeRecord
-from etude.core.errors import RequestError
+from etude.core.errors import RequestError, StoreError
 from etude.core.history import Entry, EpochEntry
 from etude.engines.bill import Bill, read_bill
 from etude.store.episodes import iter_episodes
@@ -97,8 +97,10 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The figures of a training run so far, or the result of an evaluation."""
+        """The figures of a training run so far, or the result of an evaluation. Raises StoreError."""
         facts = self.facts
+        if facts.problem is not None:
+            raise StoreError(facts.problem)
         return facts.summary.as_json() if facts.kind == "train" else dict(facts.result or {})
 
     @property
