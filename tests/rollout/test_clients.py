@@ -57,6 +57,18 @@ async def test_a_client_can_stand_for_one_of_several_models(journal: Journal) ->
     assert [call.model for call in record.calls] == ["large", "small"]
 
 
+async def test_the_client_refuses_another_address(journal: Journal) -> None:
+    async def play(example, episode):
+        other = episode.openai().with_options(base_url="http://judge.example/v1", api_key="sk-x")
+        with pytest.raises(openai.BadRequestError, match=r"not http://judge.*make a client of its own"):
+            await other.chat.completions.create(model="gpt-x", messages=ASK)
+        return "done"
+
+    record = await collect_one(play, journal)
+    assert record.failure is None, record.failure
+    assert not record.calls
+
+
 async def test_a_key_is_void_when_its_episode_is_over(journal: Journal) -> None:
     kept = []
 

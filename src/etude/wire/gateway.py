@@ -47,9 +47,10 @@ _DIALECTS: Mapping[str, type[Dialect]] = {
 """The dialect of each request path, without `/v1`."""
 
 
+_HOST = "recorded.invalid"
 _SETTINGS: dict[str, Any] = {
     "api_key": "recorded",
-    "base_url": "http://recorded.invalid/v1",
+    "base_url": f"http://{_HOST}/v1",
     "max_retries": 0,
     "timeout": None,
 }
@@ -329,6 +330,17 @@ def _plain_path(path: str) -> str:
     return path
 
 
+def _refuse_other_address(request: httpx.Request) -> httpx.Response | None:
+    """Return the error response to a request that is meant for another server, or None."""
+    if request.url.host == _HOST:
+        return None
+    error = RequestError(
+        f"this is the episode's client, which asks only the recorded models and not {request.url}; to ask "
+        "another server, make a client of its own: openai.AsyncOpenAI(base_url=…, api_key=…)"
+    )
+    return error_response(request.url.path, 400, str(error), cause=error).as_httpx()
+
+
 class RecordingTransport(httpx.AsyncBaseTransport):
     """Passes each request to a handler and returns its response, without a socket."""
 
@@ -337,6 +349,8 @@ class RecordingTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Answer an httpx request."""
+        if (refusal := _refuse_other_address(request)) is not None:
+            return refusal
         body = await request.aread()
         reply = await self._gateway.answer(request.method, request.url.path, request.headers, body)
         return reply.as_httpx()
@@ -351,6 +365,8 @@ class BlockingRecordingTransport(httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Answer an httpx request."""
+        if (refusal := _refuse_other_address(request)) is not None:
+            return refusal
         body = request.read()
         reply: Reply = self._run(
             self._gateway.answer(request.method, request.url.path, request.headers, body)
