@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import threading
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.config.import_path import make_importable
+from etude.core import threads
 from etude.core.episode import EpisodeRecord, Example
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
@@ -171,6 +173,31 @@ async def test_a_blocking_function_that_hangs_is_an_error_and_blocks_no_other() 
         assert (await outcome(lambda example, output: 1.0)).score == 1.0
     finally:
         release.set()
+
+
+async def test_an_evaluator_that_cancels_its_own_task_gives_no_score() -> None:
+    async def cancels(example: Example, output: str) -> float:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(0)
+        return 1.0
+
+    assert (await outcome(cancels)).error == "the evaluator cancelled itself"
+
+
+async def test_an_evaluator_that_does_not_stop_at_its_timeout_is_left_behind(monkeypatch: Any) -> None:
+    monkeypatch.setattr(threads, "GRACE_SECONDS", 0.05)
+    release = asyncio.Event()
+
+    async def goes_on(example: Example, output: str) -> float:
+        while not release.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await release.wait()
+        return 1.0
+
+    assert (await outcome(goes_on, seconds=0.05)).error == "the evaluator took longer than 0.05 s"
+    release.set()
 
 
 def test_a_marked_function_is_still_a_function() -> None:

@@ -83,6 +83,20 @@ async def call_off_loop(size: int, work: Callable[P, T], *args: P.args, **kwargs
     return work(*args, **kwargs) if size < LARGE else await asyncio.to_thread(work, *args, **kwargs)
 
 
+async def run_apart(work: Coroutine[Any, Any, T], seconds: float | None, grace: float) -> asyncio.Task[T]:
+    """Run user code in its own task, so that it can cancel only itself. Return this task.
+
+    The task has ended, unless it took longer than `seconds`. If the caller is cancelled, it is stopped.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=seconds)
+    except asyncio.CancelledError:
+        await stop_tasks({task}, grace)
+        raise
+    return task
+
+
 async def stop_tasks(tasks: set[asyncio.Task[Any]], grace: float) -> set[asyncio.Task[Any]]:
     """Cancel the tasks and wait briefly for their ends. Abandon and return those that do not stop.
 

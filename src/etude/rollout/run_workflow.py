@@ -14,7 +14,7 @@ from etude.core.data_model import name_type
 from etude.core.episode import Failure
 from etude.core.errors import EngineError, EnvironmentAway, ImpossibleCall, ToolError, error_words, find_class
 from etude.core.json_text import plain
-from etude.core.threads import call_in_thread, stop_tasks
+from etude.core.threads import call_in_thread, run_apart, stop_tasks
 from etude.rollout.episode import Episode, SyncEpisode
 from etude.rollout.reply import Reply
 from etude.rollout.workflow import Workflow
@@ -36,13 +36,8 @@ async def run_workflow(
     """
     # A thread has its own grace period, after which it is abandoned.
     grace = threads.GRACE_SECONDS * (1 if workflow.is_async else 2)
-    task = asyncio.ensure_future(_call(workflow, episode))
-    try:
-        done, _ = await asyncio.wait({task}, timeout=seconds)
-    except asyncio.CancelledError:
-        await stop_tasks({task}, grace)
-        raise
-    if not done:
+    task = await run_apart(_call(workflow, episode), seconds, grace)
+    if not task.done():
         waited, reason = longest_call(), f"{workflow.where}: no output within {seconds:g} s"
         await stop_tasks({task}, grace)
         if seconds is not None and waited > seconds / 2:

@@ -10,11 +10,13 @@ from dataclasses import replace
 from typing import Any
 
 from etude.config.import_path import where_raised
+from etude.core import threads
 from etude.core.data_model import name_type
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Evaluator
+from etude.core.threads import run_apart, stop_tasks
 from etude.engines.meter import asking_for
 from etude.rollout.evaluator import WeightedEvaluator, as_evaluator, scored, unscored
 from etude.rollout.run_workflow import no_exit
@@ -173,32 +175,34 @@ async def evaluate(
     `seconds` is its timeout, unless the evaluator has its own `timeout`.
     """
     seconds = seconds if evaluator.timeout is None else evaluator.timeout
-    try:
+    task = await run_apart(_evaluate(evaluator, items), seconds, threads.GRACE_SECONDS)
+    if not task.done():
+        await stop_tasks({task}, threads.GRACE_SECONDS)
+        reason = f"the evaluator took longer than {seconds:g} s"
+    elif task.cancelled():
+        reason = "the evaluator cancelled itself"
+    elif (error := task.exception()) is None:
+        return task.result()
+    else:
+        reason = str(error) if isinstance(error, EtudeError) else where_raised(error)
+    return [unscored(item, reason) for item in items]
+
+
+async def _evaluate(evaluator: Evaluator, items: Sequence[EvalInputItem]) -> list[EvalOutputItem]:
+    """Return the evaluator's outputs. Raises what it raises, and errors for outputs that do not fit."""
+    with no_exit("the evaluator"):
         own = [_copy_item(item) for item in items]
-        async with asyncio.timeout(seconds) as limit:
-            # User code that would end the program raises instead.
-            with no_exit("the evaluator"):
-                outputs: Sequence[Any]
-                if evaluator.is_relative:
-                    outputs = await evaluator.evaluate_group(own)
-                else:
-                    outputs = [await evaluator.evaluate_item(item) for item in own]
+        outputs: Sequence[Any]
+        if evaluator.is_relative:
+            outputs = await evaluator.evaluate_group(own)
+        else:
+            outputs = [await evaluator.evaluate_item(item) for item in own]
         if not isinstance(outputs, Sequence) or isinstance(outputs, str):
             raise TypeError(f"evaluate_group returned {name_type(outputs)}; return a list of scores")
         if len(outputs) != len(items):
             raise ValueError(f"evaluate_group returned {len(outputs)} scores for {len(items)} episodes")
         _require_order(items, outputs)
         return [scored(*pair, evaluator.bounds) for pair in zip(items, outputs, strict=True)]
-    except EtudeError as error:
-        reason = str(error)
-    except asyncio.CancelledError:
-        if (task := asyncio.current_task()) is None or task.cancelling():
-            raise
-        reason = "the evaluator cancelled itself"
-    except (Exception, GeneratorExit) as error:  # noqa: BLE001  user code may raise anything
-        late = isinstance(error, TimeoutError) and limit.expired()
-        reason = f"the evaluator took longer than {seconds:g} s" if late else where_raised(error)
-    return [unscored(item, reason) for item in items]
 
 
 def _require_order(items: Sequence[EvalInputItem], outputs: Sequence[Any]) -> None:
