@@ -87,6 +87,33 @@ async def test_sys_exit_in_an_agent_does_not_end_the_run(journal: Journal, error
     assert type(error).__name__ in record.failure.reason
 
 
+async def test_an_error_in_a_task_group_is_named_with_its_line(journal: Journal) -> None:
+    async def part() -> int:
+        return int("abc")
+
+    async def play(example, episode):
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(part())
+
+    record = await collect_one(play, journal)
+    line = f"{Path(__file__).name}:{part.__code__.co_firstlineno + 1}: ValueError: invalid literal"
+    assert record.failure is not None and line in record.failure.reason
+
+
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise SystemExit(9)
+
+
+async def test_an_error_whose_text_exits_fails_its_episode_only(journal: Journal) -> None:
+    async def play(example, episode):
+        raise Unreadable
+
+    record = await collect_one(play, journal)
+    assert record.failure is not None
+    assert "Unreadable: (its text cannot be read: SystemExit)" in record.failure.reason
+
+
 async def test_calls_that_an_agent_leaves_under_way_are_not_in_the_record(journal: Journal) -> None:
     tasks = []
 

@@ -16,7 +16,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from etude.core.errors import EtudeError, RequestError, nearest, safe_error_text
+from etude.core.errors import EtudeError, RequestError, first_error, nearest, safe_error_text
 from etude.core.secrets import masked
 
 _IMPORT_PATH = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")
@@ -97,9 +97,10 @@ def import_object(path: str) -> Any:
 
 def where_raised(error: BaseException) -> str:
     """Return `file:line: Type: message` on one line, secrets masked. The place is the last line of user code
-    in the traceback."""
+    in the traceback. An exception group is told by the first error inside."""
     from pydantic_core import ValidationError  # Imported here because `etude --help` does not need it.
 
+    frame, error = user_frame(error), first_error(error)
     text = next(iter(safe_error_text(error).splitlines()), "no message")
     if isinstance(error, ValidationError):
         problems = [
@@ -110,7 +111,6 @@ def where_raised(error: BaseException) -> str:
     summary = f"{type(error).__name__}: {masked(text)}"
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {summary}"
-    frame = user_frame(error)
     return summary if frame is None else f"{frame.filename}:{frame.lineno}: {summary}"
 
 
@@ -129,10 +129,15 @@ def user_code(kind: type[EtudeError], text: str) -> Iterator[None]:
 
 
 def user_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """Return the innermost frame of user code in a traceback, or the innermost of all if there is none."""
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")
-    ]
+    """Return the innermost frame of user code in a traceback, or the innermost of all if there is none.
+
+    The traceback of an exception group goes on in that of its first error.
+    """
+    frames = [*traceback.extract_tb(error.__traceback__)]
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+        frames += traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in frames if not frame.filename.startswith("<")]
     own = [frame for frame in frames if not frame.filename.startswith(_ETUDE)]
     own = [frame for frame in own if not is_installed(frame.filename)]
     return next(reversed(own or frames), None)

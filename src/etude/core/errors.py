@@ -206,8 +206,17 @@ _LONGEST_SECRET = 10_000
 """Characters after the cut that are also masked, so that no secret is cut in two and half shown."""
 
 
+def first_error(error: BaseException) -> BaseException:
+    """Return the error itself, or the first one in an exception group, such as that of a TaskGroup."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
 def error_words(error: BaseException) -> str:
-    """Return `Type: message` of an error, with the message from `safe_error_text`."""
+    """Return `Type: message` of an error, with the message from `safe_error_text`. Of an exception group, it
+    is the first error inside."""
+    error = first_error(error)
     return f"{type(error).__name__}: {safe_error_text(error)}"
 
 
@@ -218,7 +227,7 @@ def safe_error_text(error: BaseException) -> str:
     """
     try:
         text = str(error)
-    except Exception as problem:  # noqa: BLE001  its `__str__` is user code
+    except BaseException as problem:  # noqa: BLE001  its `__str__` is user code
         return f"(its text cannot be read: {type(problem).__name__})"
     count = len(text)
     text = masked(text[: _SHOWN_CHARACTERS + _LONGEST_SECRET])

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from etude.core.episode import EpisodeRecord, Example, call_counts
-from etude.core.errors import ErrorBudgetExceeded
+from etude.core.errors import ErrorBudgetExceeded, first_error
 from etude.core.evaluation import (
     EvalInput,
     EvalInputItem,
@@ -233,11 +233,8 @@ class ScoreCollector:
                     tasks.create_task(take(record))
         except BaseExceptionGroup as group:
             failure = group
-        # Raise the first error. The others come from tasks that it stopped.
-        while isinstance(failure, BaseExceptionGroup):
-            failure = failure.exceptions[0]
         if failure is not None:
-            raise failure
+            raise first_error(failure)  # The others come from tasks that it stopped.
         # The final check: only episodes with an output can have scores.
         self._budget.check(self._budget.episodes - self._budget.failed_episodes)
         done = [self._done[key] for key in self._order]
