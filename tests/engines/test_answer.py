@@ -42,7 +42,7 @@ class Letters:
 
 
 @dataclass
-class Speech:
+class Codec:
     template: Letters = field(default_factory=Letters)
     stop_ids: frozenset[int] = frozenset({STOP})
 
@@ -54,13 +54,13 @@ def stream_pieces(text: str, request: ChatRequest, prompt: str = "") -> tuple[li
     asked = ChatRequest(
         request.messages, request.tools, request.sampling, prompt=request.prompt, on_delta=heard.append
     )
-    speech: Any = Speech()
-    stream = AnswerStream(speech, asked, ids)
+    codec: Any = Codec()
+    stream = AnswerStream(codec, asked, ids)
     for token in [*map(ord, text), STOP]:
         stream.add(Delta(ids=(token,), logprobs=(-1.0,)))
     stops = request.sampling.stop
     cut = min([text.index(stop) for stop in stops if stop in text], default=len(text))
-    return heard, parse_message(speech, asked, text[:cut], ids)
+    return heard, parse_message(codec, asked, text[:cut], ids)
 
 
 PARTS = ["So ", "3", " ", "\n", "<", "<b>", "[1]", "{", "think", "<think>", "</think>", "é"]

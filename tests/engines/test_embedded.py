@@ -219,7 +219,7 @@ async def test_tool_calls_are_parsed_and_numbered_through_the_conversation():
     call = '<tool_call>{"name": "calculator", "arguments": {"a": 1}}</tool_call>'
     of.template.decode = lambda ids: call  # The policy is random; what it says is put into its mouth.
     async with open_engine(of) as engine:
-        end = ((min(of.speech.stop_ids), 100.0),)
+        end = ((min(of.codec.stop_ids), 100.0),)
         first = replace(asked(logit_bias=end), tools=(CALCULATOR,))
         found = await engine.complete(first)
         result = {"role": "tool", "tool_call_id": "call00000", "content": "3"}

@@ -181,7 +181,7 @@ CONSTRAINTS = (
 @pytest.mark.parametrize("served", ["stand-in"], indirect=True, scope="module")
 async def test_every_parameter_of_sampling_goes_through_in_vllms_words(served, source):
     engine = make_engine(served, str(source), source)
-    ends = sorted({*engine.speech.stop_ids, 9})
+    ends = sorted({*engine.codec.stop_ids, 9})
     async with httpx.AsyncClient(base_url=served.base_url) as client:
         await engine.sample(continuing(PROMPT, EVERYTHING, key=3))
         asked = (await client.get("/asked")).json()
@@ -198,7 +198,7 @@ async def test_every_parameter_of_sampling_goes_through_in_vllms_words(served, s
         assert not {"logit_bias", "structured_outputs"} & plain.keys()
         for constraint in CONSTRAINTS:
             await engine.sample(continuing(PROMPT, Sampling(max_tokens=1, constraint=constraint)))
-            text = engine.speech.grammars.text(constraint, PROMPT)
+            text = engine.codec.grammars.text(constraint, PROMPT)
             assert (await client.get("/asked")).json()["structured_outputs"] == {"grammar": text}
         with pytest.raises(ImpossibleCall, match="held to its regex"):
             await engine.sample(continuing(PROMPT, Sampling(constraint=Constraint("regex", "("))))
@@ -233,7 +233,7 @@ async def test_the_real_vllm_samples_under_the_learners_grammars(served, source,
     sampling = Sampling(temperature=0.8, top_k=9, max_tokens=24, constraint=constraint)
     for key in range(4):
         sampled = await engine.sample(continuing(PROMPT, sampling, key=key))
-        shapes = policy.speech.grammars.replay(sampling, PROMPT, sampled.completion_ids)
+        shapes = policy.codec.grammars.replay(sampling, PROMPT, sampled.completion_ids)
         assert shapes is not None, "it has the form as the learner reads that"
         with torch.no_grad():
             all_ids = torch.tensor([[*PROMPT, *sampled.completion_ids]])

@@ -75,7 +75,7 @@ def allowed(of, constraint, answer):
     import llguidance.hf
     import numpy
 
-    vocabulary = of.speech.vocabulary
+    vocabulary = of.codec.vocabulary
     words = llguidance.hf.from_tokenizer(of.tokenizer, n_vocab=vocabulary, eos_token=sorted(of.stop_ids))
     schema = {**json.loads(constraint.text), "x-guidance": {"whitespace_pattern": r"[ ]?|\n[ \t]{0,16}"}}
     grammar = llguidance.LLMatcher.grammar_from_json_schema(schema)

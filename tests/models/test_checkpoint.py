@@ -167,11 +167,11 @@ def test_a_token_that_was_added_is_refused_where_a_prompt_has_it(model_folder):
     added = copy.deepcopy(tokenizer())
     added.add_tokens(["<new>"])
     added.save_pretrained(model_folder)
-    speech = assert_taken(model_folder).speech
+    codec = assert_taken(model_folder).codec
     with pytest.raises(
         ImpossibleCall, match=r"id \d+ is not in the vocabulary of \d+; a token that was added"
     ):
-        require_room(speech, speech.template.prompt(ChatRequest(({"role": "user", "content": "<new>"},))).ids)
+        require_room(codec, codec.template.prompt(ChatRequest(({"role": "user", "content": "<new>"},))).ids)
 
 
 @pytest.mark.parametrize(

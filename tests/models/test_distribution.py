@@ -61,23 +61,23 @@ def test_truncation_among_few_and_many_likely_tokens(changes, spread):
 
 def constrained(model, count: int, **changes):
     sampling = Sampling(constraint=Constraint("json_object"), **changes)
-    return [model.speech.grammars.shaper(sampling, (8, 9)) for _ in range(count)]
+    return [model.codec.grammars.shaper(sampling, (8, 9)) for _ in range(count)]
 
 
 def test_rows_that_cannot_go_on_say_why():
     model = policy()
     wrong = constrained(model, 2)
     opening = model.tokenizer.convert_tokens_to_ids("a")
-    grammar.advance([(each, opening) for each in wrong], model.speech.vocabulary)
+    grammar.advance([(each, opening) for each in wrong], model.codec.vocabulary)
     assert wrong[0].shape().allowed is None and "cannot be held to its form" in wrong[0].fault
 
 
 def test_the_bytes_of_tokens_add_up_to_their_text():
     text = "what is é 1 + 2? naïve 😀 日本<|end|>"
-    speech = policy().speech
-    ids = speech.tokenizer(text, add_special_tokens=False)["input_ids"]
-    assert b"".join(map(speech.grammars.token_bytes, ids)) == text.encode()
-    assert speech.grammars.token_bytes(ids[-1]) == b"<|end|>"
+    codec = policy().codec
+    ids = codec.tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert b"".join(map(codec.grammars.token_bytes, ids)) == text.encode()
+    assert codec.grammars.token_bytes(ids[-1]) == b"<|end|>"
 
 
 FORMS = {
@@ -93,12 +93,12 @@ FORMS = {
 @pytest.fixture(scope="module", params=["plain", "thinking"])
 def grammars(request):
     """Of a model whose turns two tokens end, of which the tokenizer names one."""
-    speech = chatml_policy().speech
-    tokenizer, vocabulary = copy.deepcopy(speech.tokenizer), speech.vocabulary
+    codec = chatml_policy().codec
+    tokenizer, vocabulary = copy.deepcopy(codec.tokenizer), codec.vocabulary
     if request.param == "thinking":
         tokenizer.add_tokens(["<think>", "</think>"])
         vocabulary = len(tokenizer)
-    return Grammars(tokenizer, {*speech.stop_ids, 2}, vocabulary)
+    return Grammars(tokenizer, {*codec.stop_ids, 2}, vocabulary)
 
 
 def make_constraint(name, grammars):

@@ -143,7 +143,7 @@ def test_bounds_are_what_can_happen(protocol: Protocol, agent: str, bounds: tupl
 
 def one_speaker(payoff, **fields) -> Protocol:
     return Protocol(
-        name="speech",
+        name="codec",
         agents={"ann": Role("speaker")},
         channels={"hall": frozenset({"ann"})},
         schedules=(((Turn("ann", ("hall",)),),),),
@@ -174,4 +174,4 @@ async def test_what_is_no_payoff_fails_the_episode(journal: Journal, earned) -> 
         return earned if outcome.log[-1].text == "go" else {}
 
     record = await play_record(one_speaker(pay), scripted(ann=["go"]), journal)
-    assert "protocol 'speech': in round 0, " in record.failure.reason
+    assert "protocol 'codec': in round 0, " in record.failure.reason

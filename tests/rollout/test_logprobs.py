@@ -78,7 +78,7 @@ async def ask_for_everything(engine: EmbeddedEngine, episode: Any) -> None:
             messages=ASK, logprobs=True, top_logprobs=3, extra_body=more, **PLAIN
         )
         require_true(engine, chat.model_dump())
-        prompt = engine.speech.tokenizer("yes or", add_special_tokens=False)["input_ids"]
+        prompt = engine.codec.tokenizer("yes or", add_special_tokens=False)["input_ids"]
         ids = {"return_token_ids": True}
         text = await client.completions.create(prompt="yes or", logprobs=2, extra_body=ids, **PLAIN)
         [choice] = text.choices

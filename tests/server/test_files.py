@@ -174,7 +174,7 @@ def test_what_cannot_have_been_sampled_is_refused_with_its_line(
     lines = "\n".join(map(json.dumps, (group(), group(**changes))))
     with pytest.raises(ApiError, match=rf"(?s)rows.jsonl, line 2: .*{problem}"):
         check_training_file(
-            "rows.jsonl", io.BytesIO(lines.encode()), speech=replace(policy().speech, vocabulary=100)
+            "rows.jsonl", io.BytesIO(lines.encode()), codec=replace(policy().codec, vocabulary=100)
         )
 
 

@@ -24,7 +24,7 @@ class TokenEngine(Protocol):
     """An engine that continues token ids."""
 
     @property
-    def speech(self) -> TextCodec:
+    def codec(self) -> TextCodec:
         """The model's tokenizer, chat template and grammars."""
 
     async def sample(self, request: ChatRequest) -> Completion:
@@ -68,10 +68,10 @@ _MAY_BE_THOUGHT = re.compile(
 
 async def sample_message(engine: TokenEngine, request: ChatRequest) -> Completion:
     """Sample one assistant message from an engine that continues token ids. Raises EngineError."""
-    speech = engine.speech
-    prompt, sampling = await call_off_loop(prompt_characters(request), _prepare_request, speech, request)
+    codec = engine.codec
+    prompt, sampling = await call_off_loop(prompt_characters(request), _prepare_request, codec, request)
     ids = prompt.ids
-    on_delta = None if request.on_delta is None else AnswerStream(speech, request, ids).add
+    on_delta = None if request.on_delta is None else AnswerStream(codec, request, ids).add
     try:
         completion = await engine.sample(replace(request, prompt=ids, sampling=sampling, on_delta=on_delta))
     except ImpossibleCall as error:
@@ -79,7 +79,7 @@ async def sample_message(engine: TokenEngine, request: ChatRequest) -> Completio
             error.param = "tools"  # The grammar came from the tools.
         raise
     message = parse_message(
-        speech, request, completion.message["content"], ids, completion.completion_ids or ()
+        codec, request, completion.message["content"], ids, completion.completion_ids or ()
     )
     # Tool calls that were cut off are `length`, as at endpoints.
     is_whole = completion.finish_reason == "stop"
@@ -93,16 +93,16 @@ async def sample_message(engine: TokenEngine, request: ChatRequest) -> Completio
     )
 
 
-def _prepare_request(speech: TextCodec, request: ChatRequest) -> tuple[Prompt, Sampling]:
+def _prepare_request(codec: TextCodec, request: ChatRequest) -> tuple[Prompt, Sampling]:
     """Return a request's prompt, and how to sample its answer. Raises EngineError."""
     sampling = request.sampling
     if request.prompt is None:
-        prompt, sampling = speech.template.prompt(request), constrained_sampling(request, speech.template)
+        prompt, sampling = codec.template.prompt(request), constrained_sampling(request, codec.template)
     else:
         # A text prompt gets the tokenizer's own special tokens around it.
         given = request.prompt
-        prompt = Prompt(tuple(speech.tokenizer(given)["input_ids"] if isinstance(given, str) else given))
-    require_room(speech, prompt.ids)
+        prompt = Prompt(tuple(codec.tokenizer(given)["input_ids"] if isinstance(given, str) else given))
+    require_room(codec, prompt.ids)
     return prompt, sampling
 
 
@@ -115,32 +115,32 @@ def prompt_characters(request: ChatRequest) -> int:
     return texts + sum(len(str(part)) for part in (*request.tools, *calls))
 
 
-def require_room(speech: TextCodec, ids: Sequence[int]) -> None:
+def require_room(codec: TextCodec, ids: Sequence[int]) -> None:
     """Raise ImpossibleCall if a prompt is empty, fills the context, or has ids outside the vocabulary."""
     if not ids:
         raise ImpossibleCall("the prompt is empty: the model has nothing to continue", param="messages")
-    if len(ids) >= speech.max_context:
+    if len(ids) >= codec.max_context:
         raise PromptTooLong(
-            f"the model's context is {speech.max_context} tokens, and the prompt has {len(ids)}; shorten the "
+            f"the model's context is {codec.max_context} tokens, and the prompt has {len(ids)}; shorten the "
             "conversation"
         )
-    if (largest := max(ids)) >= speech.vocabulary:
+    if (largest := max(ids)) >= codec.vocabulary:
         raise ImpossibleCall(
-            f"token id {largest} is not in the vocabulary of {speech.vocabulary}; a token that was added to "
+            f"token id {largest} is not in the vocabulary of {codec.vocabulary}; a token that was added to "
             "the tokenizer needs weights (resize_token_embeddings)",
             param="messages",
         )
 
 
 def parse_message(
-    speech: TextCodec, request: ChatRequest, text: str, prompt: Sequence[int], ids: Sequence[int] = ()
+    codec: TextCodec, request: ChatRequest, text: str, prompt: Sequence[int], ids: Sequence[int] = ()
 ) -> Message:
     """Parse sampled `text` of the tokens `ids` into the message that it means. Raises EngineError."""
     if request.prompt is not None:
         return {"role": "assistant", "content": text}
     first = sum(len(message.get("tool_calls") or ()) for message in request.messages)
     tools = () if request.tool_choice == "none" else request.tools
-    return speech.template.parse(
+    return codec.template.parse(
         text, tools, ids=ids, prompt_ids=prompt, options=request.template_options, first_call=first
     )
 
@@ -151,13 +151,13 @@ class AnswerStream:
     Text that may turn out to be a tool call or a thought is held back. The completion has all text.
     """
 
-    def __init__(self, speech: TextCodec, request: ChatRequest, ids: tuple[int, ...]) -> None:
+    def __init__(self, codec: TextCodec, request: ChatRequest, ids: tuple[int, ...]) -> None:
         """`ids` are the prompt of the request, which has an `on_delta`."""
         assert request.on_delta is not None
         self._on_delta = request.on_delta
-        self._decode, self._stops = speech.template.decode, request.sampling.stop
-        self._stop_ids = speech.stop_ids.union(request.sampling.stop_token_ids)
-        self._speech, self._request, self._prompt_ids = speech, request, ids
+        self._decode, self._stops = codec.template.decode, request.sampling.stop
+        self._stop_ids = codec.stop_ids.union(request.sampling.stop_token_ids)
+        self._codec, self._request, self._prompt_ids = codec, request, ids
         self._has_tools = bool(request.tools) and request.tool_choice != "none"
         begun = self._decode(ids[-8:]).rstrip()
         self._is_thinking = request.prompt is None and begun.endswith(("think>", "THINK]"))
@@ -191,7 +191,7 @@ class AnswerStream:
         if self._request.prompt is not None:
             return text[len(self._content) :], ""
         try:
-            message = parse_message(self._speech, self._request, text, self._prompt_ids)
+            message = parse_message(self._codec, self._request, text, self._prompt_ids)
         except EngineError:
             return "", ""  # The text is incomplete; later tokens may complete it.
         content, reasoning = message.get("content") or "", message.get("reasoning_content") or ""

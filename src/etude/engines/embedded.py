@@ -40,7 +40,7 @@ def prompt_scores(policy: Policy, request: ChatRequest) -> tuple[tuple[float, ..
     logprobs: list[float] = []
     likeliest: list[TopLogprobs] = []
     positions = torch.arange(len(ids) - 1, device=policy.device)
-    for part in torch.split(positions, max(_LOGITS // policy.speech.vocabulary, 1)):
+    for part in torch.split(positions, max(_LOGITS // policy.codec.vocabulary, 1)):
         logprobs_KV = logits_after(policy.model, ids_1T, part)[0].float().log_softmax(dim=-1)
         logprobs += logprobs_KV.gather(1, ids_1T[0, part + 1, None])[:, 0].tolist()
         best_KN, tokens_KN = logprobs_KV.topk(min(top, logprobs_KV.shape[1]))
@@ -97,8 +97,8 @@ class EmbeddedEngine(Engine, TokenEngine):
         self._thread: threading.Thread | None = None
 
     @property
-    def speech(self) -> TextCodec:
-        return self.policy.speech
+    def codec(self) -> TextCodec:
+        return self.policy.codec
 
     @property
     def version(self) -> int:
@@ -111,9 +111,9 @@ class EmbeddedEngine(Engine, TokenEngine):
     async def sample(self, request: ChatRequest) -> Completion:
         sampling, length = request.sampling, len(request.prompt_ids)
         if sampling.constraint is None:
-            shaper = self.speech.grammars.shaper(sampling, request.prompt_ids)
+            shaper = self.codec.grammars.shaper(sampling, request.prompt_ids)
         else:  # Compiling a grammar may take as long as sampling many tokens.
-            shaper = await asyncio.to_thread(self.speech.grammars.shaper, sampling, request.prompt_ids)
+            shaper = await asyncio.to_thread(self.codec.grammars.shaper, sampling, request.prompt_ids)
         wanted = self._max_tokens if sampling.max_tokens is None else sampling.max_tokens
         if sampling.min_tokens > wanted:
             raise ImpossibleCall(

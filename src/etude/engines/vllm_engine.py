@@ -41,14 +41,14 @@ class VllmEngine:
         self,
         processes: VllmProcesses,
         name: str,
-        speech: TextCodec,
+        codec: TextCodec,
         *,
         max_tokens: int,
         wait: float,
         version: int = 0,
     ) -> None:
         """`name` is vLLM's name for the model. A request waits up to `wait` seconds for a process."""
-        self.speech = speech
+        self.codec = codec
         self.version = version
         self._processes = processes
         self._name = name
@@ -66,7 +66,7 @@ class VllmEngine:
         if (constraint := request.sampling.constraint) is not None:
             # The learner masks the same distribution with the same grammar. Compiling it shows whether it
             # exists, and may take as long as sampling many tokens.
-            text = await asyncio.to_thread(self.speech.grammars.text, constraint, request.prompt_ids)
+            text = await asyncio.to_thread(self.codec.grammars.text, constraint, request.prompt_ids)
             form = {"structured_outputs": {"grammar": text}}
         conversation = request.conversation
         if not conversation and len(self._processes.processes) > 1:
@@ -120,9 +120,9 @@ class VllmEngine:
             finish_reason = choice.get("finish_reason") or finish_reason
         if not finish_reason:
             raise EngineError("vLLM ended its answer too early")
-        ends = {*self.speech.stop_ids, *request.sampling.stop_token_ids}
+        ends = {*self.codec.stop_ids, *request.sampling.stop_token_ids}
         said, sampling = ids[:-1] if ids and ids[-1] in ends else ids, request.sampling
-        decode = self.speech.template.decode
+        decode = self.codec.template.decode
         cut = before_stop(said, sampling.stop, sampling.min_tokens, decode)
         return Completion(
             message={"role": "assistant", "content": decode(said) if cut is None else cut},
@@ -148,7 +148,7 @@ class VllmEngine:
         await self._client.close()
 
     def _body(self, request: ChatRequest) -> dict[str, Any]:
-        sampling, room = request.sampling, self.speech.max_context - len(request.prompt_ids)
+        sampling, room = request.sampling, self.codec.max_context - len(request.prompt_ids)
         wanted = self._max_tokens if sampling.max_tokens is None else sampling.max_tokens
         return _PLAIN_SAMPLING | {
             "prompt": list(request.prompt_ids),
@@ -158,7 +158,7 @@ class VllmEngine:
             "seed": request.seed % 2**63,
             "stop": list(sampling.stop),
             **sampling_fields(sampling if not sampling.constraint else replace(sampling, constraint=None)),
-            "stop_token_ids": sorted({*self.speech.stop_ids, *sampling.stop_token_ids}),
+            "stop_token_ids": sorted({*self.codec.stop_ids, *sampling.stop_token_ids}),
             "logprobs": request.top_logprobs,
             "prompt_logprobs": request.prompt_logprobs,
             "return_token_ids": True,
@@ -202,7 +202,7 @@ class VllmEngine:
         """
         try:
             tokens = (as_chat(choice)["logprobs"] or {"content": ()})["content"]
-            ids, logprobs = read_tokens(choice, tokens, self.speech.vocabulary)
+            ids, logprobs = read_tokens(choice, tokens, self.codec.vocabulary)
             if len(ids or ()) != len(logprobs or ()):
                 raise ValueError("it has tokens without logprobs")
             count, most = request.prompt_logprobs, request.top_logprobs

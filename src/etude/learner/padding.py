@@ -220,7 +220,7 @@ def make_pass(
     along = zip(paths, samples, strict=True)
     places = np.concatenate([path[sample.positions - 1] for path, sample in along])
     targets = column(lambda sample: sample.ids).astype(np.int64)
-    kinds, shapes = _find_distributions(samples, policy.speech.grammars)
+    kinds, shapes = _find_distributions(samples, policy.codec.grammars)
     needed, after = np.unique(places, return_inverse=True)
     names = (after * (targets.max(initial=0) + 1) + targets) * (kinds.max(initial=0) + 1) + kinds
     _, first, choice = np.unique(names, return_index=True, return_inverse=True)

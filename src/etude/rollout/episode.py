@@ -255,12 +255,12 @@ class Episode:
             body.model if body.model in self._recorder.models.engines else default_model
         )
 
-        speech = getattr(innermost(self._recorder.models.engines[model]), "speech", None)
+        codec = getattr(innermost(self._recorder.models.engines[model]), "codec", None)
 
         def heading(name: str) -> AnswerHeader:
             # The id depends only on the request, for code that puts it into a later request.
             head = AnswerHeader(f"chatcmpl-{name.replace('/', '-')}", model, tokens_as_ids=body.tokens_as_ids)
-            return head if speech is None else replace(head, bytes_of=speech.grammars.token_bytes)
+            return head if codec is None else replace(head, bytes_of=codec.grammars.token_bytes)
 
         def on_delta(name: str, delta: Delta) -> None:
             if body.on_delta is not None:

@@ -79,13 +79,13 @@ class Models:
     async def reader(self, model: str) -> AsyncIterator[Any]:
         """Yield a model's text codec. Raises RequestError for a model that is sampled elsewhere."""
         name = model if model in self.engines else self.choose(None)
-        speech = getattr(innermost(self.engines[name]), "speech", None)
-        if speech is None:
+        codec = getattr(innermost(self.engines[name]), "codec", None)
+        if codec is None:
             raise RequestError(
                 f"another server samples the model '{name}', and only that server knows its tokens",
                 param="model",
             )
-        yield speech
+        yield codec
 
 
 class Recorder:

@@ -43,7 +43,7 @@ class Backend(ABC):
     """A loader of models for the engine pool, which decides when to load."""
 
     name: str
-    speech: TextCodec | None = None
+    codec: TextCodec | None = None
     """The models' tokenizer and template, known after `open`."""
 
     @abstractmethod
@@ -88,7 +88,7 @@ class EmbeddedBackend(Backend):
         self._first = await asyncio.to_thread(
             Policy.load, settings.model, device=settings.device, dtype=settings.dtype
         )
-        self.speech = self._first.speech
+        self.codec = self._first.codec
 
     async def load(self, model: ServedModel) -> TokenEngine:
         """Load the base model and put the trained tensors of `model` on it."""
@@ -135,7 +135,7 @@ class VllmBackend(Backend):
 
     async def open(self) -> None:
         """Start vLLM with the base model. Raises RequestError if vLLM cannot serve it here."""
-        self.speech = await asyncio.to_thread(TextCodec.load, self._settings.model)
+        self.codec = await asyncio.to_thread(TextCodec.load, self._settings.model)
         config = await asyncio.to_thread(_text_config, self._settings.model)
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         if self._device == "cpu" and head < _SMALLEST_HEAD:
@@ -179,13 +179,13 @@ class VllmBackend(Backend):
         else:
             name = str(await asyncio.to_thread(self._merge_lora, model))
             await self._processes.start(name, in_place=self._loads_in_place)
-        if self.speech is None:
+        if self.codec is None:
             raise EngineError("vLLM was not started")
         settings = self._settings
         return VllmEngine(
             self._processes,
             name,
-            self.speech,
+            self.codec,
             max_tokens=_MAX_TOKENS,
             wait=settings.engine_wait,
             version=0 if model.folder is None else 1,

@@ -250,7 +250,7 @@ class Inference:
             heading = AnswerHeader(
                 f"chatcmpl-{secrets.token_hex(12)}",
                 asked.model,
-                engine.speech.grammars.token_bytes,
+                engine.codec.grammars.token_bytes,
                 asked.tokens_as_ids,
             )
             key = fold(seed, "choice", asked.choice) if asked.choice else seed
@@ -269,7 +269,7 @@ class Inference:
     async def reader(self, model: str) -> AsyncIterator[TextCodec]:
         """Yield a model's tokenizer and template."""
         async with self._pool.use_engine(model or self._base, 0) as engine:
-            yield engine.speech
+            yield engine.codec
 
 
 def inference_routes(inference: Inference) -> APIRouter:

@@ -33,10 +33,10 @@ _LONGEST_LINE = 16 * 2**20
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 
 
-def check_training_file(filename: str, file: BinaryIO, speech: TextCodec | None = None) -> tuple[Method, int]:
+def check_training_file(filename: str, file: BinaryIO, codec: TextCodec | None = None) -> tuple[Method, int]:
     """Check every line of an upload, one at a time. Return its training method and number of rows.
 
-    `speech` is the model's tokenizer and template, if known. Raises ApiError with file, line and field.
+    `codec` is the model's tokenizer and template, if known. Raises ApiError with file, line and field.
     """
     method: Method | None = None
     rows = 0
@@ -57,8 +57,8 @@ def check_training_file(filename: str, file: BinaryIO, speech: TextCodec | None 
         method, rows = kind, rows + 1
         try:
             read = validate_body(ROWS[kind], row)
-            if speech is not None:
-                _require_learnable(read, speech)
+            if codec is not None:
+                _require_learnable(read, codec)
         except (RequestError, ImpossibleCall) as error:
             raise _file_error(f"{where}: {error}") from error
     if method is None:
@@ -66,9 +66,9 @@ def check_training_file(filename: str, file: BinaryIO, speech: TextCodec | None 
     return method, rows
 
 
-def _require_learnable(row: TrainingRow, speech: TextCodec) -> None:
+def _require_learnable(row: TrainingRow, codec: TextCodec) -> None:
     """Raise RequestError or ImpossibleCall if the model cannot learn from the row as it stands."""
-    vocabulary = speech.vocabulary
+    vocabulary = codec.vocabulary
     if isinstance(row, GrpoRow) and row.largest_id() >= vocabulary:
         first = next(
             f"trajectories[{at}].turns[{number}].{name}[{index}]: {token}"
@@ -79,7 +79,7 @@ def _require_learnable(row: TrainingRow, speech: TextCodec) -> None:
             if token >= vocabulary
         )
         raise RequestError(f"{first} is not a token id of the model, which has {vocabulary} tokens")
-    require_written(row, speech.template)
+    require_written(row, codec.template)
 
 
 def read_rows(path: Path, method: Method) -> Iterator[TrainingRow]:
@@ -109,11 +109,11 @@ class FileStore:
     """Files on disk under ids that the server chooses, and their rows in the database."""
 
     def __init__(
-        self, engine: sa.Engine, data_dir: Path, speech: Callable[[], TextCodec | None] = lambda: None
+        self, engine: sa.Engine, data_dir: Path, codec: Callable[[], TextCodec | None] = lambda: None
     ) -> None:
-        """`speech` returns the model's tokenizer and template, which uploads are checked against."""
+        """`codec` returns the model's tokenizer and template, which uploads are checked against."""
         self._engine = engine
-        self._speech = speech
+        self._codec = codec
         self._folder = data_dir / "files"
 
     def upload(self, filename: str, content: BinaryIO) -> Row:
@@ -124,7 +124,7 @@ class FileStore:
         sent: Any = content  # Of a kind with `readinto`, which BinaryIO does not tell.
         name = f"file-{content_hash([filename, file_digest(sent, 'sha256').hexdigest()])}"
         content.seek(0)
-        method, rows = check_training_file(filename, content, self._speech())
+        method, rows = check_training_file(filename, content, self._codec())
         content.seek(0)
         with open_draft(self._folder / name) as draft, open_private(draft, "wb") as target:
             shutil.copyfileobj(content, target)

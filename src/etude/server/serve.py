@@ -143,7 +143,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> Guard:
     database = open_database(settings.data_dir / SERVER_DATABASE)
     models = ModelStore(database, settings.data_dir, settings.name)
     pool = EnginePool(settings, models, backend)
-    files, jobs = FileStore(database, settings.data_dir, lambda: backend.speech), JobStore(database)
+    files, jobs = FileStore(database, settings.data_dir, lambda: backend.codec), JobStore(database)
     scheduler = Scheduler(settings, jobs, files, models, pool)
     metrics = Metrics(jobs.counts, lambda: pool.sequences)
 
