@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from datetime import date
+from pathlib import Path
 
 import pytest
 import yaml
@@ -161,6 +162,27 @@ def test_a_run_with_a_damaged_journal_has_no_summary(project, content):
     (run.folder / "run.db").write_bytes(content)
     with pytest.raises(StoreError, match=r"run\.db"):
         _ = run.summary
+
+
+class Judge:
+    def __init__(self, model: str) -> None:
+        """No run can make one."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"name": Path("p")}, "name is a text, found PosixPath"),
+        ({"algorithm": 5}, "algorithm is a name, a config or a dict"),
+        ({"progress": 5}, "progress is True, False or"),
+        ({"reward": Judge}, r"Judge is a class .* give an instance: Judge\(…\)"),
+        ({"epochs": 1, "num_epochs": 2}, "'epochs' and 'num_epochs' are the same"),
+        ({"overrides": "a.b=1"}, r"give a list, such as \['a.b=1'\]"),
+    ],
+)
+def test_a_wrong_argument_is_named(project, arguments, text):
+    with pytest.raises(RequestError, match=text):
+        etude.train(own_parts()[0], **{"reward": own_parts()[1], **PARTS, **arguments})
 
 
 def test_functions_of_a_module_are_named_in_the_config_and_need_not_be_given_again(project, monkeypatch):

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from etude.config.document import Override
+from etude.config.document import Override, require_list
 from etude.config.schema import Config
 from etude.core.errors import LoopStopped, RequestError, TrainingError
 from etude.core.history import History
@@ -107,7 +107,8 @@ async def train_async(
     parts = {"reward": reward, "examples": examples, "validation": validation, "model": model}
     parts |= {"models": models, "targets": targets, "algorithm": algorithm, "backend": backend}
     parts |= {"trainer": trainer, "tools": tools, "scenario": scenario}
-    config = with_trackers(build_config(agent, parts, overrides, settings, enabled=True), report)
+    changes = require_list(overrides)
+    config = with_trackers(build_config(agent, parts, changes, settings, enabled=True), report)
     with new_run(config, name) as run:
         return await train_in(config, run, progress=progress)
 
@@ -136,6 +137,7 @@ async def evaluate_async(
     With `greedy` they are sampled at temperature 0.
     """
     root = Path(settings["output_dir"]) if "output_dir" in settings else None
+    overrides = require_list(overrides)
     if is_config(agent):
         given = {"reward": reward, "examples": examples, "models": models, "tools": tools}
         refuse(given | {"scenario": scenario})
@@ -179,7 +181,7 @@ async def resume_async(
     for longer. Raises RequestError for settings that would make it a different run. `run` may also be the
     address of a backup (`s3://bucket/etude/RUN`), which is restored into `output_dir`.
     """
-    changes = [*overrides, *as_overrides(settings)]
+    changes = [*require_list(overrides), *as_overrides(settings)]
     if isinstance(run, str) and is_address(run):
         restored = await asyncio.to_thread(restore_run, run, Path(output_dir), storage_options(changes))
         changes += storage_overrides(restored.run, run)
@@ -275,6 +277,8 @@ def request_for(
 def _request(version: RunVersion | None, repeat: int, greedy: bool) -> EvaluationRequest:
     if not isinstance(repeat, int) or not 1 <= repeat <= 10_000:
         raise RequestError(f"repeat is 1 to 10,000, found {repeat!r}")
+    if not isinstance(greedy, bool):
+        raise RequestError(f"greedy is True or False, found {greedy!r:.80}")
     which: dict[str, Any] = {}
     if version is not None:
         which = {"run": str(version.run), "version": version.number, "target": version.target}
@@ -292,6 +296,8 @@ def _trained_version(model: Any, root: Path) -> RunVersion | None:
 def _progress_display(progress: Progress | bool) -> AbstractContextManager[Progress]:
     if isinstance(progress, bool):
         return progress_for() if progress else Progress()
+    if not isinstance(progress, Progress):
+        raise RequestError(f"progress is True, False or a Progress object, found {progress!r:.80}")
     return nullcontext(progress)
 
 

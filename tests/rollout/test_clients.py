@@ -57,6 +57,14 @@ async def test_a_client_can_stand_for_one_of_several_models(journal: Journal) ->
     assert [call.model for call in record.calls] == ["large", "small"]
 
 
+async def test_a_program_is_a_list_of_words(journal: Journal) -> None:
+    async def play(example, episode):
+        return await episode.run("echo hi")
+
+    record = await collect_one(play, journal)
+    assert record.failure is not None and "takes a list, ['echo', 'hi']" in record.failure.reason
+
+
 async def test_the_client_refuses_another_address(journal: Journal) -> None:
     async def play(example, episode):
         other = episode.openai().with_options(base_url="http://judge.example/v1", api_key="sk-x")

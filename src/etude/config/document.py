@@ -302,6 +302,13 @@ def _position(node: yaml.Node) -> tuple[int, int]:
     return node.start_mark.line + 1, node.start_mark.column + 1
 
 
+def require_list(overrides: Iterable[str]) -> list[str]:
+    """Return the overrides as a list. Raises RequestError for a single text."""
+    if isinstance(overrides, str):
+        raise RequestError(f"overrides: give a list, such as [{overrides!r}], and not one text")
+    return list(overrides)
+
+
 def apply_overrides(document: Document, overrides: Iterable[Override]) -> Document:
     """Set each override in the document, in order. Values are YAML.
 

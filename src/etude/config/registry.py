@@ -240,3 +240,13 @@ def _home(config_type: type) -> tuple[str, str]:
     """Return the place of a class, which stays the same if its module is reimported or run as `__main__`."""
     module = sys.modules.get(config_type.__module__)
     return getattr(module, "__file__", None) or config_type.__module__, config_type.__qualname__
+
+
+def component_type(argument: str, component: Any) -> str:
+    """Return `_type` of a component that was given as an argument. Raises RequestError for anything else."""
+    is_dict = isinstance(component, dict)
+    kind = component.get("_type") if is_dict else getattr(component, "type_name", None)
+    if kind is None or isinstance(component, type):
+        text = f"{argument} is a name, a config or a dict with `_type`, found {component!r:.80}"
+        raise RequestError(text)
+    return str(kind)

@@ -22,6 +22,7 @@ from etude.config.import_path import where_defined
 from etude.config.load import load_config, parse_config
 from etude.config.registry import (
     Factory,
+    component_type,
     register_dataset,
     register_evaluator,
     register_tools,
@@ -80,6 +81,8 @@ def by_path(settings: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
     placed = []
     for short, value in settings.items():
         key = _SHORT.get(short, short)
+        if key != short and key in settings:
+            raise RequestError(f"'{short}' and '{key}' are the same setting; give one of them")
         if key not in known:
             close = alternatives(short, [*known, *_SHORT])
             options = "Options of backend, algorithm and model are given there: backend={'_type': 'local', …}"
@@ -137,8 +140,7 @@ def build_config(
     if parts.get("validation") is not None:
         finetuning["run_configuration"] = {"validation_dataset": dataset_config(parts["validation"])}
     _add_components(data, finetuning, parts)
-    targets = parts.get("targets")
-    if targets is not None:
+    if (targets := parts.get("targets")) is not None:
         named = targets if isinstance(targets, Mapping) else {name: {} for name in targets}
         finetuning["targets"] = {name: _target(data, target) for name, target in named.items()}
     elif evaluators:
@@ -177,14 +179,13 @@ def _model(model: Any) -> LlmConfig | dict[str, Any]:
 
 def _add_components(data: dict[str, Any], block: dict[str, Any], parts: Mapping[str, Any]) -> None:
     for argument, key in _ARGUMENTS.items():
-        component = parts.get(argument)
-        if component is None:
+        if (component := parts.get(argument)) is None:
             continue
         if isinstance(component, str):
             component = {"_type": component}
-        kind = component["_type"] if isinstance(component, dict) else component.type_name
+        kind = component_type(argument, component)
         entries = data.setdefault(f"{key}s", {})
-        name = str(kind).replace(":", ".").rpartition(".")[2] or argument
+        name = kind.replace(":", ".").rpartition(".")[2] or argument
         while name in entries and entries[name] is not component:
             name += "_"
         entries[name] = component
@@ -290,7 +291,7 @@ def _evaluator_config(reward: Any) -> Any:
 
 
 def _live_evaluator(reward: Any) -> LiveEvaluatorConfig:
-    evaluator = as_evaluator(reward() if isinstance(reward, type) else reward)
+    evaluator = as_evaluator(reward)
     name = evaluator.name if isinstance(evaluator, FunctionEvaluator) else type(evaluator).__name__
     return LiveEvaluatorConfig(name=name if name.isidentifier() else "reward", value=evaluator)
 

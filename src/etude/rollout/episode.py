@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 from etude.core.call import Delta
 from etude.core.data_model import number
 from etude.core.episode import Event, Example, ToolSet
-from etude.core.errors import EpisodeError
+from etude.core.errors import EpisodeError, RequestError
 from etude.core.evaluation import LARGEST_SCORE, is_score
 from etude.core.interfaces import innermost
 from etude.core.keys import generator
@@ -183,6 +183,8 @@ class Episode:
 
         Raises EpisodeError if it cannot be started, and with `check` if it fails or is stopped.
         """
+        if isinstance(command, str):
+            raise RequestError(f"episode.run takes a list, {command.split()!r}, and not {command!r:.80}")
         environment = {**self.endpoint.environment, **(env or {})}
         where = self.folder if cwd is None else Path(cwd)
         result = await self.loop.call(self._workplace.run(command, where, environment, input, timeout))

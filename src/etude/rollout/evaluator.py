@@ -140,10 +140,22 @@ class FunctionEvaluator(Evaluator):
 
 
 def as_evaluator(candidate: Any) -> Evaluator:
-    """Return an Evaluator from an Evaluator or a function. Raises RequestError for anything else."""
+    """Return an Evaluator from an Evaluator, a function, or a class of either.
+
+    Raises RequestError for anything else.
+    """
+    if isinstance(candidate, type):
+        try:
+            candidate = candidate()
+        except TypeError as error:
+            name = candidate.__name__
+            raise RequestError(
+                f"the evaluator {name} is a class that cannot be called without arguments ({error}); give an "
+                f"instance: {name}(…)"
+            ) from error
     if isinstance(candidate, Evaluator):
         return candidate
-    if callable(candidate) and not isinstance(candidate, type):
+    if callable(candidate):
         return FunctionEvaluator(candidate)
     raise RequestError(f"{candidate!r:.80} is not an evaluator; use a function or an etude.Evaluator")
 

@@ -71,6 +71,8 @@ def choose_version(run: Path, wish: str = "", *, kept: bool = True) -> RunVersio
     after training, else the last. Raises RequestError when there is no such version. With `kept`, also raises
     it when the weights are not on the disk.
     """
+    if not isinstance(wish, str):
+        raise RequestError(f"a version is a text such as 'v3', {BEST!r} or {LAST!r}, found {wish!r:.80}")
     histories = read_histories(run)
     target, wish = _target_in(wish, run, histories)
     history = histories[target]
