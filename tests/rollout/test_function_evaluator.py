@@ -215,7 +215,27 @@ def test_a_marked_function_is_still_a_function() -> None:
     assert (strict.name, strict.timeout) == ("strict", 3)
 
 
-@pytest.mark.parametrize("fn", [lambda: 1.0, lambda example: 1.0, lambda a, b, c, d: 1.0])
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda output, example: (1.0, [output, example.id]),
+        lambda episode, output, example: (1.0, [episode.output, example.id]),
+    ],
+)
+async def test_parameters_in_another_order_get_the_values_of_their_names(fn: Any) -> None:
+    assert (await outcome(fn)).reasoning == ["4", "q1"]
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda: 1.0,
+        lambda example: 1.0,
+        lambda a, b, c, d: 1.0,
+        lambda output, expected: 1.0,
+        lambda text, example: 1.0,
+    ],
+)
 def test_a_function_that_takes_something_else_is_refused_with_its_line_when_it_is_used(fn: Any) -> None:
     assert evaluator(fn) is fn
     line = rf"test_function_evaluator\.py:{fn.__code__.co_firstlineno}: the evaluator "

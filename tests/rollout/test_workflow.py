@@ -100,6 +100,13 @@ def test_a_function_that_needs_more_is_refused_unless_it_is_given() -> None:
         as_workflow(three, arguments={"stratgy": "fast"})
 
 
+async def test_parameters_in_another_order_get_the_values_of_their_names(journal: Journal) -> None:
+    record = await collect_one(lambda episode, example: [episode.example.id, example.id], journal)
+    assert record.output == ["0", "0"]
+    with pytest.raises(RequestError, match="its parameter 'episode' is in the place of 'example'"):
+        as_workflow(lambda episode, state: None)
+
+
 ASK = [{"role": "user", "content": "hi"}]
 
 

@@ -8,7 +8,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib.machinery import PathFinder
@@ -24,6 +24,10 @@ _IMPORT_PATH = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\
 _INSTALLED = ("/site-packages/", "/dist-packages/", "\\site-packages\\", "\\dist-packages\\")
 _ETUDE = str(Path(__file__).parents[1])
 _PYTHON = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_GIVEN = ("example", "output", "episode")
+"""The names of what agents and evaluators are called with."""
 
 _packages: set[str] = set()
 
@@ -141,6 +145,21 @@ def user_frame(error: BaseException) -> traceback.FrameSummary | None:
     own = [frame for frame in frames if not frame.filename.startswith(_ETUDE)]
     own = [frame for frame in own if not is_installed(frame.filename)]
     return next(reversed(own or frames), None)
+
+
+def order_by_name(signature: inspect.Signature, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the arguments of these names in the order in which a function takes them.
+
+    It is the given order, unless the function's first parameters have all these names in another order.
+    Raises TypeError if only some are in another place, since such a parameter would get the wrong value.
+    """
+    own = [each.name for each in signature.parameters.values() if each.kind in _POSITIONAL][: len(names)]
+    if sorted(own) == sorted(names):
+        return tuple(own)
+    for name, place in zip(own, names, strict=False):
+        if name in _GIVEN and name != place:
+            raise TypeError(f"its parameter '{name}' is in the place of '{place}'")
+    return tuple(names)
 
 
 def where_defined(function: Any) -> str:

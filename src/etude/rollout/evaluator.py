@@ -17,7 +17,7 @@ from pydantic import Field, FiniteFloat
 
 from etude.config.builder import Builder
 from etude.config.component import EvaluatorConfig
-from etude.config.import_path import import_object, where_defined
+from etude.config.import_path import import_object, order_by_name, where_defined
 from etude.config.references import AgentRef, ReferenceTo
 from etude.config.registry import config_factory, register_evaluator
 from etude.core.data_model import name_type, number
@@ -132,10 +132,11 @@ class FunctionEvaluator(Evaluator):
                 raise RequestError(f"{where_defined(fn)}: the evaluator {self.name}: {error}") from None
         self.fn = fn
         self._arguments = dict(arguments or {})
-        self._takes_episode = _takes_episode(fn, self._arguments)
+        self._order = _parameter_order(fn, self._arguments)
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
-        given = (_find_example(item), item.output_obj, *([item.episode] if self._takes_episode else []))
+        values = {"example": _find_example(item), "output": item.output_obj, "episode": item.episode}
+        given = [values[name] for name in self._order]
         return scored(item, await call_any(partial(self.fn, *given, **self._arguments)), self.bounds)
 
 
@@ -160,8 +161,8 @@ def as_evaluator(candidate: Any) -> Evaluator:
     raise RequestError(f"{candidate!r:.80} is not an evaluator; use a function or an etude.Evaluator")
 
 
-def _takes_episode(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> bool:
-    """Return whether `fn` takes the episode too."""
+def _parameter_order(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what `fn` takes by position: the example, the output and maybe the episode."""
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError) as error:
@@ -171,15 +172,16 @@ def _takes_episode(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> bool
         each.name not in arguments and (each.name == "episode" or each.default is inspect.Parameter.empty)
         for each in positional[2:3]
     )
+    names = ("example", "output", "episode") if takes_episode else ("example", "output")
     try:
-        signature.bind(*[None] * (3 if takes_episode else 2), **arguments)
+        signature.bind(*names, **arguments)
+        return order_by_name(signature, names)
     except TypeError as error:
         name = getattr(fn, "__qualname__", repr(fn))
         raise RequestError(
             f"{where_defined(fn)}: the evaluator {name}{signature} cannot be called: {error}. It must take "
             "(example, output) or (example, output, episode), and the 'arguments' of its config"
         ) from error
-    return takes_episode
 
 
 def _find_example(item: EvalInputItem) -> Example:

@@ -72,11 +72,9 @@ async def _call(workflow: Workflow, episode: Episode) -> Any:
     """Run an async workflow on this event loop, and any other in a thread."""
     if workflow.is_async:
         with no_exit("the workflow"):
-            return await workflow.fn(episode.example, episode, **workflow.arguments)
+            return await workflow.start(episode.example, episode)
     blocking = SyncEpisode(episode)
-    output = await call_in_thread(
-        lambda: workflow.fn(episode.example, blocking, **workflow.arguments), episode.loop.close
-    )
+    output = await call_in_thread(lambda: workflow.start(episode.example, blocking), episode.loop.close)
     if inspect.iscoroutine(output):
         output.close()
         raise TypeError(f"workflow '{workflow.name}' returned a coroutine; write it with `async def`")

@@ -13,13 +13,15 @@ from pydantic import Field
 
 from etude.config.builder import Builder
 from etude.config.component import WorkflowConfig
-from etude.config.import_path import import_object, where_defined
+from etude.config.import_path import import_object, order_by_name, where_defined
 from etude.config.registry import register_workflow
 from etude.core.episode import WORKFLOW, ToolSet
 from etude.core.errors import RequestError
 from etude.wire.retries import ContextValue
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
+
+_PARAMETERS = ("example", "episode")
 
 current_function: ContextVar[str] = ContextVar("etude_function", default=WORKFLOW)
 """The function that model calls made here belong to."""
@@ -61,12 +63,25 @@ class Workflow:
             return  # A function written in C: the call will show whether it fits.
         try:
             (signature.bind if complete else signature.bind_partial)(None, None, **self.arguments)
+            order_by_name(signature, _PARAMETERS)
         except TypeError as error:
             expected = ", ".join(("example", "episode", *self.arguments))
             raise RequestError(
                 f"{self.where}: workflow '{self.name}' is called with ({expected}), "
                 f"but takes {signature}: {error}"
             ) from error
+
+    def start(self, example: Any, episode: Any) -> Any:
+        """Call the function with the example, the episode and the arguments, in the order of its names."""
+        values = {"example": example, "episode": episode}
+        return self.fn(*(values[name] for name in self._order), **self.arguments)
+
+    @functools.cached_property
+    def _order(self) -> tuple[str, ...]:
+        try:
+            return order_by_name(inspect.signature(self.fn), _PARAMETERS)
+        except (TypeError, ValueError):
+            return _PARAMETERS  # A function written in C.
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function itself, as if it had not been decorated."""
