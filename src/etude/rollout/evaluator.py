@@ -29,6 +29,7 @@ from etude.core.json_text import jsonable
 from etude.core.secrets import masked, masked_data
 from etude.core.stats import Bounds
 from etude.core.threads import call_any
+from etude.rollout.workflow import check_options
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -105,8 +106,7 @@ def evaluator(
     """
 
     def mark(function: FunctionT) -> FunctionT:
-        own = {"name": name or getattr(function, "__name__", None), "timeout": timeout, "bounds": bounds}
-        setattr(function, _MARK, own)
+        setattr(function, _MARK, {"name": name, "timeout": timeout, "bounds": bounds})
         return function
 
     return mark if fn is None else mark(fn)
@@ -123,13 +123,13 @@ class FunctionEvaluator(Evaluator):
         impossible bounds."""
         mark = getattr(fn, _MARK, {})
         self.name = str(mark.get("name") or getattr(fn, "__name__", type(fn).__name__))
-        self.timeout = mark.get("timeout")
         self.bounds = mark.get("bounds")
-        if self.bounds is not None:
-            try:
-                self.bounds = rising(self.bounds)
-            except ValueError as error:
-                raise RequestError(f"{where_defined(fn)}: the evaluator {self.name}: {error}") from None
+        try:
+            check_options(mark.get("name"), mark.get("timeout"))
+            self.timeout = mark.get("timeout")
+            self.bounds = None if self.bounds is None else rising(self.bounds)
+        except ValueError as error:
+            raise RequestError(f"{where_defined(fn)}: the evaluator {self.name}: {error}") from None
         self.fn = fn
         self._arguments = dict(arguments or {})
         self._order = _parameter_order(fn, self._arguments)

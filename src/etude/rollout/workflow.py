@@ -53,10 +53,10 @@ class Workflow:
             raise RequestError(
                 f"a workflow must be a function of an example and an episode, found {self.fn!r:.80}"
             )
-        if self.timeout is not None and not self.timeout > 0:
-            raise RequestError(
-                f"{self.where}: workflow '{self.name}': timeout must be more than 0 s, found {self.timeout}"
-            )
+        try:
+            check_options(self.name, self.timeout)
+        except ValueError as error:
+            raise RequestError(f"{self.where}: workflow '{self.name}': {error}") from None
         try:
             signature = inspect.signature(self.fn)
         except (TypeError, ValueError):
@@ -99,6 +99,15 @@ class Workflow:
         return where_defined(self.fn)
 
 
+def check_options(name: Any, timeout: Any) -> None:
+    """Raise ValueError for an impossible option of a decorator. None stands for its default."""
+    if name is not None and not (isinstance(name, str) and name):
+        raise ValueError(f"a name is text, found {name!r:.80}")
+    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+    if timeout is not None and not (is_number and timeout > 0):
+        raise ValueError(f"timeout must be more than 0 s, found {timeout!r:.80}")
+
+
 @overload
 def workflow(fn: Callable[..., Any], /) -> Workflow: ...
 
@@ -120,8 +129,8 @@ def workflow(
     """
 
     if fn is None:
-        return lambda fn: Workflow(name or _name(fn), fn, timeout)
-    return Workflow(name or _name(fn), fn, timeout)
+        return lambda fn: Workflow(_name(fn) if name is None else name, fn, timeout)
+    return Workflow(_name(fn) if name is None else name, fn, timeout)
 
 
 def as_workflow(obj: Any, *, arguments: Mapping[str, Any] | None = None) -> Workflow:
