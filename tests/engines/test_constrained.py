@@ -132,6 +132,7 @@ def test_an_answer_does_not_depend_on_its_company():
     [
         ("json_schema", '{"type": "foo"}', "held to its json_schema: Invalid type: foo"),
         ("json_schema", '{"type": "string", "not": {"const": "a"}}', r"Unimplemented keys: \[\"not\"\]"),
+        ("json_schema", '{"$ref": "#"}', "there is no answer of that form"),
         ("json_schema", "[1]", "a JSON schema is an object"),
         ("regex", "[a", "unclosed character class"),
         ("regex", r"[^\s\S]", "held to its regex"),

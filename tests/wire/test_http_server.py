@@ -106,6 +106,23 @@ async def test_a_failure_is_an_error_object_and_one_line(caplog: pytest.LogCaptu
     assert "GET /fail failed: RuntimeError: broken in two lines" in line and "\n" not in line
 
 
+async def test_a_client_that_leaves_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
+    async with served() as port:
+        _, writer = await connected(port, POST % (b"", 500) + b"{")
+        writer.close()
+        reader, other = await connected(port, GET % b"")
+        await read_answer(reader)
+        other.close()
+    assert not [each for each in caplog.records if each.name == "etude.http"]
+
+
+async def test_a_compressed_body_is_refused_by_name() -> None:
+    async with served() as port:
+        reader, _ = await connected(port, (POST % (b"", 0))[:-2] + b"Content-Encoding: gzip\r\n\r\n")
+        status, body = await read_answer(reader)
+    assert status == 415 and "compressed (gzip)" in body["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("headers", "key"),
     [

@@ -137,11 +137,12 @@ class Grammars:
         grammar = LLMatcher.grammar_from_lark(text)
         matcher = LLMatcher(self._ll_tokenizer, grammar, log_level=0, limits=limits)
         allowed = _bits(matcher, self.vocabulary) if not matcher.is_error() else np.empty(0)
-        if matcher.is_error():
-            error = matcher.get_error().strip()
+        error = matcher.get_error().strip() if matcher.is_error() else ""
+        is_void = error.startswith("NoExtensionBias")  # No token may come first.
+        if error and not is_void:
             of_schema = _SCHEMA_ERROR.search(error)
             raise ImpossibleCall(f"{refused}: {(of_schema[1] if of_schema else error)[:500]}", param=FORM)
-        if not allowed.any():
+        if is_void or not allowed.any():
             raise ImpossibleCall(f"{refused}: there is no answer of that form", param=FORM)
         return matcher, allowed
 

@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -108,10 +109,15 @@ class RequestChecks:
                 self._check(scope, headers)
             length = headers.get("content-length", "0")
             _check_size(int(length) if length.isdecimal() else 0, limit)
+            if (encoding := headers.get("content-encoding", "identity")) != "identity":
+                raise ApiError(415, f"the body is compressed ({encoding}); send it as plain JSON")
             await self._app(scope, receive_some, send_on)
             return
         except ApiError as error:
             answer = error
+        except ClientDisconnect:
+            _LOG.info("%s %s: the client left before its request was whole", scope["method"], scope["path"])
+            return
         except Exception as error:  # noqa: BLE001  the client gets an error response for any failure
             _LOG.error("%s %s failed: %s", scope["method"], scope["path"], in_one_line(error))
             answer = ApiError(500, "the server failed to answer this request; its log has the reason")
