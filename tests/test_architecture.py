@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 400
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 60_352,
+    "lines of source": 60_371,
     "modules": 299,
-    "lines of tests": 47_488,
+    "lines of tests": 47_516,
     "benchmark files": 12,
     "config keys": 318,
 }

@@ -223,6 +223,34 @@ def test_an_evaluation_returns_scores_and_a_row_for_each_episode(project):
     assert list(run.metrics["score.short"]) == [1.0] * 8
 
 
+def _cyclic():
+    inputs = {}
+    inputs["q"] = inputs
+    return inputs
+
+
+@pytest.mark.parametrize(
+    ("value", "error"),
+    [
+        (10**5000, "4300 digits; write it as text"),
+        (json.loads("[" * 800 + "]" * 800), "nested too deep"),
+        (json.loads("[" * 70 + "]" * 70), "nested deeper than 64 levels"),
+        (_cyclic(), "contains itself"),
+    ],
+    ids=["digits", "800 levels", "70 levels", "cycle"],
+)
+def test_an_example_that_json_cannot_hold_is_refused_before_anything_is_sampled(project, value, error):
+    played = []
+
+    def play(example, episode):
+        played.append(example.id)
+
+    rows = [{"id": "a", "q": 1}, {"id": "b", "q": value}]
+    with pytest.raises(RequestError, match=f"example 'b' cannot be stored as JSON: .*{error}"):
+        etude.evaluate(play, reward=own_parts()[1], **EVALUATED | {"examples": rows})
+    assert not played
+
+
 def test_an_example_is_each_readers_own_and_is_stored_as_far_as_json_goes(project):
     async def play(example, episode):
         example.inputs["messages"].append({"role": "user", "content": "?"})

@@ -14,6 +14,7 @@ from etude.core.episode import Example
 from etude.core.errors import RequestError
 from etude.core.history import History
 from etude.core.interfaces import Engine, Progress
+from etude.core.json_text import require_limits
 from etude.core.keys import content_hash
 from etude.engines.ledger import Ledger, within_budget
 from etude.engines.local import LocalLlmConfig
@@ -138,8 +139,13 @@ async def _keep_examples(run: RunFolder, examples: Sequence[Example], progress: 
     known = set[str]()
     for example in examples:
         try:
-            known.add(example_digest(encode_example(example)))
-        except (ValueError, RecursionError) as error:
+            encoded = encode_example(example)
+            require_limits([encoded["inputs"], encoded["expected"]], 0)
+            known.add(example_digest(encoded))
+        except RecursionError as error:
+            reason = "it contains itself, or is nested too deep"
+            raise RequestError(f"example '{example.id}' cannot be stored as JSON: {reason}") from error
+        except ValueError as error:
             raise RequestError(f"example '{example.id}' cannot be stored as JSON: {error}") from error
     before, now = run.journal.get(EXAMPLES_STEP), content_hash(sorted(known))
     if before == now:

@@ -31,6 +31,8 @@ _NOT_UTF8 = "byte 0x{:02x} is not UTF-8 text; save it as UTF-8"
 _ESCAPE = 0xDC00
 """The error handler `surrogateescape` adds this to a byte."""
 _TOO_DEEP = f"it is nested deeper than {DEEPEST} levels"
+_TOO_LARGE = 10**4300
+_TOO_LONG = "a whole number has more than 4300 digits; write it as text"
 _HALF = "half of a surrogate pair, which is not a character; write the whole character, or leave it out"
 
 
@@ -92,7 +94,7 @@ def _explained(message: str, data: bytes) -> JsonError:
     elif problem == "recursion limit exceeded":
         problem = _TOO_DEEP
     elif problem == "number out of range":
-        problem = "a whole number has more than 4300 digits; write it as text"
+        problem = _TOO_LONG
     elif _NOT_FINITE.match(data, max(start, at - 1)) or _NOT_FINITE.match(data, at):
         problem = "JSON has no NaN and no Infinity; write null"
     else:
@@ -115,6 +117,17 @@ def _require_plain(value: Any, level: int) -> None:
         for item in value.values() if isinstance(value, dict) else value:
             if isinstance(item, float | dict | list):
                 _require_plain(item, level + 1)
+
+
+def require_limits(value: Any, level: int = 1) -> None:
+    """Raise JsonError for more levels of lists and objects than `DEEPEST`, and for a too long number."""
+    if isinstance(value, int) and abs(value) >= _TOO_LARGE:
+        raise JsonError(_TOO_LONG)
+    if isinstance(value, dict | list):
+        if level > DEEPEST:
+            raise JsonError(_TOO_DEEP)
+        for item in value.values() if isinstance(value, dict) else value:
+            require_limits(item, level + 1)
 
 
 _SCALARS = (str, int, float, bool, type(None))
