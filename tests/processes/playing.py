@@ -96,7 +96,7 @@ def stored(folder: Path) -> tuple[dict[str, Any], list[EpisodeRecord]]:
     with RunFolder.read(folder) as run:
         steps = dict(run.journal.scan())
         records = [replace(record, seconds=0.0) for record in iter_episodes(run.journal)]
-    for data in steps.values():
+    for data in (step for step in steps.values() if isinstance(step, dict)):
         if "seconds" in data:
             data["seconds"] = 0
         data.pop("began", None)
