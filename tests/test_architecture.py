@@ -60,7 +60,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 60_371,
     "modules": 299,
-    "lines of tests": 47_516,
+    "lines of tests": 47_517,
     "benchmark files": 12,
     "config keys": 318,
 }

@@ -94,7 +94,8 @@ def stored(folder: Path) -> tuple[dict[str, Any], list[EpisodeRecord]]:
     And the steps without the lines of failures: an error of the tests' engines is raised in code of a user's.
     """
     with RunFolder.read(folder) as run:
-        steps = dict(run.journal.scan())
+        # Without the run's name and the digest of its examples, which are text.
+        steps = {key: data for key, data in run.journal.scan() if isinstance(data, dict)}
         records = [replace(record, seconds=0.0) for record in iter_episodes(run.journal)]
     for data in (step for step in steps.values() if isinstance(step, dict)):
         if "seconds" in data:
