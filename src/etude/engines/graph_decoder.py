@@ -233,7 +233,7 @@ class GraphDecoder:
     ) -> torch.Tensor:
         """Return a pass's numbers, int32: per token its id, position, slot and column, [4, T]; per row the
         first token's place, the slot, the length, the last token's place, a uniform number as float32, and
-        whether it is greedy, [6, R + 1]. Padding reads and writes the last column of the first slot."""
+        whether it is greedy, [6, R + 1]. Padding reads the first slot's first column, and writes its last."""
         T, R = shape.tokens, shape.rows
         numbers = numpy.zeros(4 * T + 6 * (R + 1), numpy.int32)
         tokens_4T, rows_6R = numbers[: 4 * T].reshape(4, T), numbers[4 * T :].reshape(6, R + 1)
