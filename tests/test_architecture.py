@@ -54,7 +54,7 @@ ROOMS = [
 ]
 """From the ground up: a room imports only from rooms before it. A module in `src/etude` is a room too."""
 
-MAX_MODULE_LINES = 400
+MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
