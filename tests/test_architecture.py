@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 60_371,
+    "lines of source": 60_221,
     "modules": 299,
-    "lines of tests": 47_517,
+    "lines of tests": 47_379,
     "benchmark files": 12,
     "config keys": 318,
 }

@@ -63,7 +63,6 @@ if TYPE_CHECKING:
     from etude.core.errors import ConfigError as ConfigError
     from etude.core.errors import EtudeError as EtudeError
     from etude.core.errors import RequestError as RequestError
-    from etude.core.errors import RunPaused as RunPaused
     from etude.core.evaluation import EvalInput as EvalInput
     from etude.core.evaluation import EvalInputItem as EvalInputItem
     from etude.core.evaluation import EvalOutput as EvalOutput

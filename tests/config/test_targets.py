@@ -248,7 +248,7 @@ def alarms(block: Any) -> dict[str, tuple[str, str]]:
         (None, ("mismatch", "warn")),
         ("stop", ("mismatch", "stop")),
         ({"above": 0.5}, ("mismatch", "warn")),
-        ({"_type": "cut_off_answers", "action": "pause"}, ("cut_off_answers", "pause")),
+        ({"_type": "cut_off_answers", "action": "stop"}, ("cut_off_answers", "stop")),
         ("tests.config.test_targets:Refusals", ("refusals_for_tests", "warn")),
         ({"_type": "tests.config.test_targets:Refusals", "above": 0.3}, ("refusals_for_tests", "warn")),
     ],
@@ -266,7 +266,7 @@ def test_all_can_be_turned_off_at_once():
     [
         ("reward_colapse: off", r":4:5: .*'reward_colapse'; did you mean 'reward_collapse'"),
         ("reward_collapse: stopp", r":4:5: .*'stopp' is not an action of an alarm; did you mean 'stop'"),
-        ("reward_collapse: {action: stopp}", "should be 'off', 'warn', 'pause', 'stop' or 'rollback', found"),
+        ("reward_collapse: {action: stopp}", "should be 'off', 'warn' or 'stop', found"),
         ("entropy_collapse: {bellow: 0.5}", r"entropy_collapse.bellow' is not known; did you mean 'below'"),
         ("entropy_collapse: {below: 2}", "should be less than 1, found 2"),
     ],
@@ -278,7 +278,7 @@ def test_mistakes_are_named_with_their_line_and_the_nearest_name(tmp_path: Path,
 
 
 def test_a_run_keeps_the_alarms_that_it_was_begun_with():
-    block = {"mismatch": "pause", "mine": {"_type": "tests.config.test_targets:Refusals", "above": 0.3}}
+    block = {"mismatch": "stop", "mine": {"_type": "tests.config.test_targets:Refusals", "above": 0.3}}
     config = parse_config({"finetuning": {"alarms": block}})
     again = parse_config(yaml.safe_load(resolved_yaml(config)))
     assert again.finetuning.alarms == config.finetuning.alarms

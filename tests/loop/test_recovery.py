@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from etude.core.history import History, WentBack
+from etude.core.history import WentBack
 from etude.core.job import TrainingJobRef
 from etude.core.records import (
     JobPlan,
@@ -20,24 +20,19 @@ from etude.loop.lifecycle import find_recovery
 from tests.show.histories import history, version
 
 
-async def test_whether_the_last_version_is_whole_is_asked_of_the_last_epoch_alone(monkeypatch):
-    asked, looked_at = [], []
-    went_back = History.went_back
-    monkeypatch.setattr(
-        History, "went_back", lambda self, epoch: looked_at.append(epoch) or went_back(self, epoch)
-    )
+async def test_whether_the_last_version_is_whole_is_asked_of_the_last_epoch_alone():
+    asked = []
 
     async def find_damage(version):
         asked.append(version.number)
         return []
 
     assert await find_recovery(state(history([0.5] * 300).epochs), find_damage) is None
-    assert asked == looked_at == [300]
+    assert asked == [300]
 
 
 async def test_it_goes_back_to_the_last_version_that_is_whole():
     epochs = history([0.1, 0.2, 0.3, 0.4]).epochs
-    after = epochs[2].model_copy(update={"back_to": version(1)})
 
     async def find_damage(version):
         return [f"v{version.number} is missing"] if version.number > 2 else []
@@ -45,8 +40,6 @@ async def test_it_goes_back_to_the_last_version_that_is_whole():
     found = await find_recovery(state(epochs), find_damage)
     assert (found.epoch, found.back_to, found.epochs) == (2, version(2), (3, 4))
     assert (found.lost, found.keeps_warm_up) == ((version(3), version(4)), True)
-    went_back = await find_recovery(state([*epochs, after]), find_damage)
-    assert (went_back.epoch, went_back.back_to, went_back.damage) == (3, version(1), ("v4 is missing",))
 
 
 def test_what_comes_after_a_point_is_taken_back_and_the_numbers_of_planned_versions_stay():

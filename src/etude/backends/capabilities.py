@@ -142,13 +142,6 @@ def check_block(backend: str, capabilities: Capabilities, block: FinetuneConfig)
             f"'finetuning.warm_up' imitates transcripts, which the trainer adapter {backend} cannot do. "
             "Remove the key, or choose another adapter: `local`, `lm_server` and `openai` can"
         )
-    going_back = [name for name, alarm in block.alarms.items() if alarm.action == "rollback"]
-    if going_back and not (capabilities.versions and capabilities.from_base):
-        raise CapabilityError(
-            f"'finetuning.alarms.{going_back[0]}' asks to go back to an earlier version ('action: "
-            f"rollback'), and the trainer adapter {backend} always continues from the last one. Take another "
-            "action, or another adapter"
-        )
     if block.collect_ahead and not capabilities.versions:
         raise CapabilityError(
             f"'finetuning.collect_ahead' trains on episodes of the weights before, and the trainer adapter "

@@ -157,8 +157,7 @@ class LocalAdapter(TrainerAdapter):
         if skipped is not None:
             return skipped
         job = Job(name, algorithm, config, trajectories, groups, content, self._seed)
-        goes_back = any(alarm.action == "rollback" for alarm in self.run_config.alarms.values())
-        job.at_once = self._writes_each or goes_back or (bool(self.run_config.warm_up) and not self._is_warm)
+        job.at_once = self._writes_each or (bool(self.run_config.warm_up) and not self._is_warm)
         self._jobs[name] = job
         job.task = asyncio.create_task(self._train(job))
         # asyncio would warn of an error that nobody asks for, as after a cancellation.

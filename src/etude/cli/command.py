@@ -17,14 +17,7 @@ import typer
 
 from etude.cli.console import INVOCATION, emit, next_line, warn
 from etude.config.import_path import where_raised
-from etude.core.errors import (
-    BudgetReached,
-    ErrorBudgetExceeded,
-    EtudeError,
-    LoopStopped,
-    RequestError,
-    RunPaused,
-)
+from etude.core.errors import BudgetReached, ErrorBudgetExceeded, EtudeError, LoopStopped, RequestError
 from etude.core.secrets import keep_secret
 
 P = ParamSpec("P")
@@ -100,8 +93,6 @@ def report_errors(command: Callable[P, T]) -> Callable[P, T]:
             raise _report(stop, STOPPED, code, kwargs) from stop
         except BudgetReached as limit:
             raise _report(limit, f"{STOPPED}\n{limit}", limit.exit_code, kwargs) from limit
-        except RunPaused as pause:
-            raise _report(pause, f"paused by an alarm: {pause}", pause.exit_code, kwargs) from pause
         except EtudeError as error:
             raise _report(error, f"error: {error}", error.exit_code, kwargs) from error
         except Exception as error:
@@ -121,8 +112,6 @@ def on_error(hint: Callable[[], str]) -> Iterator[None]:
     except (Exception, KeyboardInterrupt) as error:
         if isinstance(error, ErrorBudgetExceeded):
             error.add_note("the budget is raised with: -o finetuning.error_budget=…")
-        if isinstance(error, RunPaused):
-            error.add_note(f"to continue without this alarm: {hint()} -o {error.override}")
         changes = f" -o {shlex.quote(error.override)}" if isinstance(error, BudgetReached) else ""
         error.add_note(next_line(hint() + changes))
         raise

@@ -200,8 +200,7 @@ class AlarmConfig(ComponentConfig):
     epochs: int = Field(default=1, ge=1)
     """Consecutive epochs, or validations, with the problem before the alarm rings."""
     action: Action = "warn"
-    """The run's action when the alarm rings. `pause` ends the process, and `etude resume` continues; `stop`
-    ends the run early; `rollback` continues from the best version; `off`: it never rings."""
+    """The run's action when the alarm rings. `stop` ends the run early; `off`: it never rings."""
 
 
 class TrackerConfig(ComponentConfig):

@@ -269,7 +269,7 @@ class FinetuneConfig(DataModel, revalidate_instances="always"):
     error_budget: Annotated[float, CHANGEABLE] = Field(default=0.2, ge=0, le=1)
     """Share of an epoch's episodes or scores that may fail before the run stops."""
     alarms: Annotated[dict[str, SerializeAsAny[AlarmConfig]], CHANGEABLE] = Field(default_factory=dict)
-    """Changed or additional alarms, by name. Set an action (`off`, `warn`, `pause`, `stop`, `rollback`), or
+    """Changed or additional alarms, by name. Set an action (`off`, `warn`, `stop`), or
     thresholds too. Alarms that you do not name are on, and warn. `alarms: off` turns all off."""
     run_configuration: FinetuneRunConfig = Field(default_factory=FinetuneRunConfig)
     """Validation and the dataset in use."""

@@ -153,21 +153,15 @@ class ErrorBudgetExceeded(EtudeError):
     """More episodes or scores failed than the run allows."""
 
 
-class _Resumable(EtudeError):
+class BudgetReached(EtudeError):
+    """A run reached a limit of its budget and stopped. Everything is kept. Exit code 3."""
+
     exit_code = 3
 
     def __init__(self, message: str, *, override: str) -> None:
         super().__init__(message)
         self.override = override
         """The setting that lets `etude resume` continue, as `-o` takes it."""
-
-
-class BudgetReached(_Resumable):
-    """A run reached a limit of its budget and stopped. Everything is kept. Exit code 3."""
-
-
-class RunPaused(_Resumable):
-    """An alarm paused a run, so that a person can look at it. Everything is kept. Exit code 3."""
 
 
 class RunStopped(EtudeError):

@@ -17,7 +17,7 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-Action: TypeAlias = Literal["off", "warn", "pause", "stop", "rollback"]
+Action: TypeAlias = Literal["off", "warn", "stop"]
 """The action of a run when an alarm rings. `off`: the alarm never rings."""
 
 
@@ -89,8 +89,6 @@ class Measurement(BaseModel, frozen=True):
     """The weights after an epoch, or the weights that were evaluated, if the backend reports them."""
     alarms: tuple[AlarmEvent, ...] = ()
     """The alarms that hold for it."""
-    back_to: ModelVersion | None = None
-    """The version that an alarm made the model go back to afterwards."""
 
     @property
     def weights(self) -> ModelVersion | None:
@@ -276,11 +274,6 @@ class History(BaseModel, frozen=True):
     def entries(self) -> list[Entry]:
         """All epochs and validations in the order in which they were made."""
         return sorted([*self.epochs, *self.validations], key=entry_sort_key)
-
-    def went_back(self, epoch: int) -> ModelVersion | None:
-        """Return the version that the model went back to after an epoch (from 1) or its validation."""
-        made = self.validation(epoch), self.epoch(epoch)  # A validation comes after its epoch.
-        return next((entry.back_to for entry in made if entry is not None and entry.back_to), None)
 
     def epoch(self, number: int) -> EpochEntry | None:
         """Return the entry of an epoch (from 1); None if it has none."""

@@ -39,8 +39,6 @@ class SampledFrom(BaseModel, frozen=True):
     """From 0."""
     version: ModelVersion | None
     """None if the backend does not report versions."""
-    again: bool = False
-    """Whether the episodes of before are void, because the model went back."""
 
 
 class JobPlan(BaseModel, frozen=True):
@@ -131,12 +129,6 @@ class MetricsAdded(BaseModel, frozen=True):
     metrics: dict[str, Any]
 
 
-class Paused(BaseModel, frozen=True):
-    """Alarms have paused the run, each named with the entry in which it rang."""
-
-    alarms: tuple[str, ...]
-
-
 class RunEnded(BaseModel, frozen=True):
     """The run is over: a training, an evaluation or an import."""
 
@@ -167,7 +159,6 @@ Record: TypeAlias = (
     | EpochEntry
     | ValidationEntry
     | MetricsAdded
-    | Paused
     | WentBack
     | Recovery
     | RunEnded
@@ -200,8 +191,8 @@ class ModelState:
         """The weights that training starts with."""
         self.epochs: dict[int, EpochEntry] = {}
         self.validations: dict[int, ValidationEntry] = {}
-        self.sampled: dict[tuple[int, bool], ModelVersion | None] = {}
-        """The weights that an epoch (from 0) is sampled from, first and again after the model went back."""
+        self.sampled: dict[int, ModelVersion | None] = {}
+        """The weights that an epoch (from 0) is sampled from."""
         self.plans: dict[str, JobPlan] = {}
         """Jobs by name."""
         self.submissions: dict[tuple[int, int], Submission] = {}
@@ -214,7 +205,6 @@ class ModelState:
         """Adopted versions by number, oldest first."""
         self.group: dict[str, Any] = {}
         """The state of the shared model group; empty if there is none."""
-        self.pauses: list[str] = []
         self.recoveries: list[Recovery] = []
         self.end: RunEnded | None = None
         """The end of the run. None if it is not over, or goes on."""
@@ -276,7 +266,7 @@ class ModelState:
     def _apply_to_jobs(self, record: Record) -> None:
         match record:
             case SampledFrom():
-                self.sampled[record.epoch, record.again] = record.version
+                self.sampled[record.epoch] = record.version
             case JobPlanned(name=name, plan=None):
                 self.plans.pop(name, None)
             case JobPlanned(name=name, plan=JobPlan() as plan):
@@ -300,8 +290,6 @@ class ModelState:
             case WarmUpEntry():
                 self.warm_up = record
                 self.start = record.version or self.start
-            case Paused():
-                self.pauses += record.alarms
 
     def _go_back(self, record: WentBack) -> None:
         """Forget what came after an epoch. Its plans keep their numbers, and its episodes their weights."""

@@ -14,9 +14,9 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
 from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord
-from etude.core.errors import EtudeError, RunPaused, RunStopped, TrainingError
+from etude.core.errors import EtudeError, RunStopped, TrainingError
 from etude.core.evaluation import EvalOutput
-from etude.core.history import Entry, EpochEntry, ValidationEntry, WarmUpEntry
+from etude.core.history import EpochEntry, ValidationEntry, WarmUpEntry
 from etude.core.interfaces import innermost
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.json_text import json_facts
@@ -24,7 +24,7 @@ from etude.core.records import JobDropped, SampledFrom, Submission
 from etude.groups.model_jobs import JobRules, ModelJobs
 from etude.groups.opponents import OpponentPool
 from etude.loop.metrics import call_metrics, collection_metrics, reason_for_skip, selection_metrics
-from etude.loop.record import TrainingRecord, pause_if_due
+from etude.loop.record import TrainingRecord
 from etude.loop.training_data import Provenance, TargetWatch
 from etude.rollout.collections import Collections, collecting_for, current_number
 from etude.runtime import Runtime
@@ -74,7 +74,7 @@ class Bookkeeper:
             ledger=runtime.ledger,
         )
         self.collections = Collections(
-            runtime.evaluation, runtime.target_model, lambda: self.epoch, self._saw, self.label_for
+            runtime.evaluation, runtime.target_model, lambda: self.epoch, self._saw, self.require_not_stopped
         )
         self._progress = runtime.progress
         self._provenance = Provenance(runtime.target_model)
@@ -147,11 +147,11 @@ class Bookkeeper:
     async def begin(self, epoch: int) -> int:
         """Begin `run_epoch` and return its epoch's number, a new one if the trainer repeats a number.
 
-        Raises RunStopped or RunPaused if an alarm asks for it.
+        Raises RunStopped if an alarm has ended the run.
         """
         if epoch in self._visited:
             epoch = max(self._visited) + 1
-        await self.require_not_stopped(epoch)
+        self.require_not_stopped(epoch)
         self._visited.add(epoch)
         if not self.record.is_done(epoch):
             self._progress.epoch_started(epoch + 1, self.config.num_epochs)
@@ -207,37 +207,17 @@ class Bookkeeper:
 
     async def sampled_from(self, epoch: int) -> ModelVersion | None:
         """Return the weights that the epoch's episodes are sampled from: those at the first call."""
-        log, again = self.record.log, self._is_collected_again(epoch)
-        if (epoch, again) not in log.state.sampled:
-            await log.add(SampledFrom(epoch=epoch, version=self.model.version, again=again))
-        return log.state.sampled[epoch, again]
+        log = self.record.log
+        if epoch not in log.state.sampled:
+            await log.add(SampledFrom(epoch=epoch, version=self.model.version))
+        return log.state.sampled[epoch]
 
-    def _is_collected_again(self, epoch: int) -> bool:
-        """Return whether the model went back after `collect_ahead` had collected for the epoch."""
-        return self.config.collect_ahead and self.record.history.went_back(epoch) is not None
-
-    async def label_for(self, epoch: int) -> str:
-        """Return a label for the epoch's episodes, different from the label of void ones collected before.
-
-        For a followed trainer, this raises RunStopped or RunPaused if an alarm has ended or paused the run.
-        """
-        if self.follows:
-            await self.require_not_stopped(epoch)
-        return "again" if self._is_collected_again(epoch) else ""
-
-    async def require_not_stopped(self, epoch: int) -> None:
-        """Raise RunStopped or RunPaused if an alarm asks for it, unless the epoch is recorded already."""
-        if self.record.is_done(epoch):
-            return
-        reason = self.record.reason_to_stop()
+    def require_not_stopped(self, epoch: int) -> None:
+        """For a followed trainer: raise RunStopped if an alarm has ended the run before this epoch."""
+        reason = self.record.reason_to_stop() if self.follows and not self.record.is_done(epoch) else None
         if reason is not None:
             self.stopped_because = reason
             raise RunStopped(f"the run has ended: {reason}")
-        try:
-            await pause_if_due([self.record])
-        except RunPaused as pause:
-            self.failure = pause
-            raise
 
     async def metrics(self, epoch: int) -> dict[str, Any]:
         """Return the figures of the episodes that were handed out for the epoch.
@@ -316,24 +296,9 @@ class Bookkeeper:
         outcome = {"curriculum_state": finite(self._curriculum_state()), **outcome}
         made = EpochEntry(epoch=epoch + 1, metrics=metrics, version=self.model.version, **outcome)
         entry = await self.record.add(made)
-        self._let_go(epoch)
-        await self._go_back(entry)
-        return entry
-
-    def _let_go(self, epoch: int) -> None:
         self.collections.forget(epoch)
         self.built.pop(epoch, None)
-
-    async def _go_back(self, entry: Entry) -> None:
-        """Have the model go back if an alarm has decided that. A resumed run starts there."""
-        if entry.back_to is None:
-            return
-        await self.model.go_back(entry.back_to)
-        # Drop the data of the next epoch, which has this number when counted from 0.
-        self._let_go(entry.epoch)
-        self._provenance.went_back()
-        what = f"v{entry.back_to.number}" if entry.back_to.number else "the model that training began with"
-        self._progress.message(f"the run has gone back to {what}, and continues from there", warning=True)
+        return entry
 
     async def record_warm_up(self, entry: WarmUpEntry) -> None:
         """Record that the warm-up is over. Training begins with its weights."""
@@ -354,7 +319,6 @@ class Bookkeeper:
         if version is not None and best is not None and version.number == best.number:
             await self.adapter.keep(version)
         self.record.report()
-        await self._go_back(entry)
 
     def _saw(self, epoch: int, episode: EpisodeRecord) -> None:
         self._provenance.saw(epoch, episode)

@@ -30,7 +30,7 @@ def _recorded_epoch(run_epoch: Method) -> Method:
     """Wrap `run_epoch`: everything collected and submitted in it counts for the epoch.
 
     Without a job, there was nothing to train on. If a trainer repeats a number, the epoch gets a new one.
-    Raises RunStopped or RunPaused if an alarm asks for it.
+    Raises RunStopped if an alarm has ended the run.
     """
 
     @functools.wraps(run_epoch)

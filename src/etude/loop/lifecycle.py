@@ -236,12 +236,12 @@ async def find_recovery(known: ModelState, find_damage: FindDamage) -> Recovery 
     if history.warm_up is None and not history.epochs and known.warm_up_jobs:
         start = known.warm_up_jobs[-1].version
     # One after the other: nearly always the first is whole, and a run may have thousands.
-    steps = ((each.epoch, history.went_back(each.epoch) or each.version) for each in reversed(history.epochs))
+    steps = ((each.epoch, each.version) for each in reversed(history.epochs))
     damaged: dict[int, list[str]] = {}
     whole: tuple[int, ModelVersion | None] = (0, None)
     for epoch, version in chain(steps, [(0, start)]):
-        # To go on from a later version than a damaged one, as before a rollback, would not make that again.
-        if version is not None and version.number < min(damaged, default=version.number + 1):
+        # An epoch without training has the version of the one before.
+        if version is not None and version.number not in damaged:
             if not (damage := await find_damage(version)):
                 whole = (epoch, version)
                 break

@@ -1,40 +1,32 @@
 """The record of one model's training: its history and alarms, which are journalled, acted on and reported.
 
-The decisions of alarms are stored with the epoch or validation, in one write: the alarms that hold, and the
-version to go back to. So each is decided once. If the run is killed before it acts on a decision, it does so
-when it is resumed.
+The alarms that hold are stored with the epoch or validation, in one write. So each is decided once. If the
+run is killed before it acts on one, it does so when it is resumed.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 from etude.config.finetuning import FinetuneConfig
-from etude.core.errors import JobStillRunning, RunPaused, TrainingError
+from etude.core.errors import JobStillRunning, TrainingError
 from etude.core.history import AlarmEvent, Entry, EpochEntry, History, ValidationEntry
 from etude.core.interfaces import Progress
 from etude.core.job import TrainingJobStatus
 from etude.core.json_text import json_facts
-from etude.core.records import MetricsAdded, Paused, Record, RunEnded
+from etude.core.records import MetricsAdded, Record, RunEnded
 from etude.loop.alarms import PAGE, active_alarms, alarm_events
 from etude.runtime import Runtime
-from etude.store.figures import causes_in, show_command, summary_in, version_to_go_back_to
+from etude.store.figures import causes_in, show_command, summary_in
 from etude.store.files import private_folder
 from etude.store.log import ModelLog
 from etude.store.run_folder import RunFolder
 
 E = TypeVar("E", EpochEntry, ValidationEntry)
-
-
-async def pause_if_due(records: Sequence[TrainingRecord]) -> None:
-    """Raise RunPaused if alarms have rung that pause the run, once for each of them."""
-    if pauses := [pause for record in records for pause in await record.take_pauses()]:
-        text = "; ".join(text for _, text in pauses)
-        raise RunPaused(text, override=f"finetuning.alarms.{pauses[0][0]}.action=off")
 
 
 def require_trained(histories: Sequence[History]) -> list[TrainingJobStatus]:
@@ -126,10 +118,6 @@ class TrainingRecord:
         alarms = alarm_events(self.alarms, entry, before)
         new = [event for event in alarms if event.is_new and event.key not in has_rung]
         entry = entry.model_copy(update={"alarms": alarms})
-        if any(event.action == "rollback" for event in new):
-            others: list[Entry] = [each for each in known if each.epoch != entry.epoch]
-            past = self.history.model_copy(update={f"{entry.kind}s": (*others, entry)})
-            entry = entry.model_copy(update={"back_to": version_to_go_back_to(past)})
         await self.log.add(entry)
         if entry.kind == "epoch":
             # Some may have arrived meanwhile.
@@ -140,28 +128,12 @@ class TrainingRecord:
     def reason_to_stop(self) -> str | None:
         """Return why an alarm ends the run after its last epoch, unless the alarm's action has changed."""
         last = max((entry.epoch for entry in self.history.epochs), default=0)
-        for entry, event in self._events("stop"):
-            if entry.epoch == last:
-                return self.by_name(f"{entry}: {event.text}")
-        return None
-
-    async def take_pauses(self) -> list[tuple[str, str]]:
-        """Return the alarms that have rung and ask for a pause, each once. The process must end now."""
-        done, due = self.log.state.pauses, dict[str, tuple[str, str]]()
-        for entry, event in self._events("pause"):
-            name = f"{entry.kind}/{entry.epoch}/{event.alarm}/{event.of}"
-            if event.is_new and name not in done:
-                due[name] = event.alarm, self.by_name(f"{entry}: {event.text}")
-        if due:
-            await self.log.add(Paused(alarms=tuple(due)))
-        return list(due.values())
-
-    def _events(self, action: str) -> Iterator[tuple[Entry, AlarmEvent]]:
         for entry in self.history.entries:
-            for event in entry.alarms:
+            for event in entry.alarms if entry.epoch == last else ():
                 alarm = self.alarms.get(event.alarm)
-                if event.action == action and alarm is not None and alarm.action == action:
-                    yield entry, event
+                if event.action == "stop" and alarm is not None and alarm.action == "stop":
+                    return self.by_name(f"{entry}: {event.text}")
+        return None
 
     def report(self, *, output_dir: str | None = None, final: bool = False) -> None:
         """Report alarms that rang since the last report, and write the metrics files.
@@ -175,8 +147,7 @@ class TrainingRecord:
             facts["text"] = self.by_name(f"{entry}: {event.text}")
             if event.episode is not None:
                 facts["text"] += f". One of them: {show_command(runtime.run.path, event.episode)}"
-            back_to = None if entry.back_to is None else entry.back_to.number
-            facts |= {"measured": entry.kind, "epoch": entry.epoch, "back_to": back_to}
+            facts |= {"measured": entry.kind, "epoch": entry.epoch}
             runtime.progress.alarm(self.with_name(facts))
         if final and runtime.validation_examples and not self.history.validations:
             say(

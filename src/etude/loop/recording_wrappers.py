@@ -28,7 +28,7 @@ from etude.core.return_checks import WrongReturnError
 from etude.loop.bookkeeper import Bookkeeper, describe
 from etude.loop.interface import Trainer
 from etude.loop.lifecycle import recover
-from etude.loop.record import end_run, pause_if_due, require_trained
+from etude.loop.record import end_run, require_trained
 from etude.loop.warm_up import WarmUp
 from etude.runtime import Runtime
 
@@ -241,7 +241,6 @@ class RecordedTrainer:
                 )
         if books.failure is not None:
             raise books.failure
-        await pause_if_due([books.record])
         if not statuses and books.begun and books.stopped_because is None:
             raise WrongReturnError(
                 f"{type(trainer).__name__}.run returned no status, and {len(books.begun)} jobs were "

@@ -24,7 +24,7 @@ from etude.loop.bookkeeper import describe
 from etude.loop.curriculum import with_sets
 from etude.loop.interface import Trainer
 from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metrics
-from etude.loop.record import end_run, pause_if_due, record_failure, require_trained
+from etude.loop.record import end_run, record_failure, require_trained
 from etude.loop.warm_up import WarmUp
 from etude.rollout.collections import collecting_for
 from etude.runtime import Runtime
@@ -55,7 +55,6 @@ async def run_epochs(
     for epoch in range(num_epochs):
         is_new = not all(record.is_done(epoch) for record in records)
         if is_new:
-            await pause_if_due(records)
             progress.epoch_started(epoch + 1, num_epochs)
             if jobs := await submit_epoch(members, epoch, run.name):
                 progress.phase("training")
@@ -66,9 +65,6 @@ async def run_epochs(
                 await member.validate(epoch + 1)
         if is_new:
             for member in members:
-                if member.history.went_back(epoch + 1) is not None:
-                    # What was collected ahead is void.
-                    member.begin_anew()
                 # Now no later epoch has a job. In a resumed run one may, with weights to adopt.
                 await member.prune()
         if epoch + 1 < num_epochs and (reason := _reason_to_stop(members, epoch)) is not None:
@@ -78,8 +74,6 @@ async def run_epochs(
         await member.validate(len(member.history.epochs))
         # Again, since a process may have been killed after it adopted the last epoch's weights.
         await member.prune()
-    if not any(record.reason_to_stop() for record in records):
-        await pause_if_due(records)
     await end_run(records, num_epochs, run, progress)
     return require_trained([record.history for record in records])
 

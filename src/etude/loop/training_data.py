@@ -44,10 +44,6 @@ class Provenance:
         while len(self._versions) > _REMEMBERED:
             self._versions.popitem(last=False)
 
-    def went_back(self) -> None:
-        """Forget the latest version, because the model is at an earlier one again."""
-        self._latest = None
-
     def check(
         self,
         collection: TrajectoryCollection,

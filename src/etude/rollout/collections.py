@@ -9,7 +9,7 @@ import asyncio
 import math
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any, Literal, cast, get_args
@@ -125,17 +125,16 @@ class Collections(Evaluation):
         model: str,
         epoch: Callable[[], int],
         observer: Callable[[int, EpisodeRecord], None],
-        label: Callable[[int], Awaitable[str]],
+        check: Callable[[int], None],
     ) -> None:
         """`model` is the trained entry of `llms`; `epoch` returns the epoch to collect for, outside of a
         `collecting_for` block. `observer` is called with the epoch (from 0) and each of its training
-        episodes. `label` is awaited before each collection for an epoch. Its result tells these episodes from
-        others of the epoch; an exception ends the collection."""
+        episodes. `check` is called before each collection for an epoch; an exception ends the collection."""
         self._evaluation = evaluation
         self._model = model
         self._epoch = epoch
         self._observer = observer
-        self._label = label
+        self._check = check
         self._calls: Counter[str] = Counter()
         self._collected: dict[int, CollectionStats] = {}
         self._running: set[asyncio.Task[Any] | None] = set()
@@ -143,8 +142,9 @@ class Collections(Evaluation):
     async def answer(self, request: EvaluationRequest) -> EvaluationRunOutput:
         """Collect under a new phase. If there is only one kind of collection, `request.phase` is left out."""
         stage, number = _current_part() or ("train", self._epoch())
-        label = await self._label(number) if stage == "train" else ""
-        key = phase_name(stage, number, "-".join(filter(None, (request.phase, label))))
+        if stage == "train":
+            self._check(number)
+        key = phase_name(stage, number, request.phase)
         self._calls[key] += 1
         call = self._calls[key]
         collected = self._collected.setdefault(number, CollectionStats()) if stage == "train" else None

@@ -97,13 +97,8 @@ def _rewards(entry: Entry, more: Iterable[str]) -> dict[str, Any]:
 
 
 def _alarms(entry: Entry) -> dict[str, Any]:
-    """Return the alarms of an entry, and the version that the run went back to; empty without either."""
-    line: dict[str, Any] = {}
-    if entry.alarms:
-        line["alarms"] = [event.model_dump(mode="json") for event in entry.alarms]
-    if entry.back_to is not None:
-        line["back_to"] = entry.back_to.number
-    return line
+    """Return the alarms of an entry; empty if there are none."""
+    return {"alarms": [event.model_dump(mode="json") for event in entry.alarms]} if entry.alarms else {}
 
 
 def _has_curriculum(entry: EpochEntry) -> bool:

@@ -22,7 +22,7 @@ from etude.config.assemble import parse_trackers
 from etude.config.builder import Builder
 from etude.config.component import TrackerConfig
 from etude.config.schema import Config
-from etude.core.errors import BudgetReached, EtudeError, RequestError, RunPaused, StoreError, first_line
+from etude.core.errors import BudgetReached, EtudeError, RequestError, StoreError, first_line
 from etude.core.interfaces import Progress
 from etude.core.keys import content_hash
 from etude.show import tracker
@@ -152,7 +152,7 @@ class TrackerReader:
             self._say_once(f"{self.title}: {where}")
 
     def _sent_keys(self, run: RunFolder) -> set[str]:
-        """Return the keys of the records that were sent, including epochs undone by a rollback."""
+        """Return the keys of the records that were sent."""
         prefix = f"{self._key}/sent/"
         return {key.removeprefix(prefix) for key, row in run.journal.scan(prefix) if row["sent"]}
 
@@ -210,7 +210,7 @@ class Reporting:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        is_stop = not isinstance(error, Exception) or isinstance(error, RunPaused | BudgetReached)
+        is_stop = not isinstance(error, Exception) or isinstance(error, BudgetReached)
         state: State = "finished" if error is None else "stopped" if is_stop else "failed"
         # A run that failed before anything was journalled has nothing to show.
         readers = [reader for reader in self._readers if error is None or reader.is_started]

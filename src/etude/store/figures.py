@@ -10,7 +10,7 @@ from typing import Any, Self
 from pydantic import BaseModel, Field
 
 from etude.core.evaluation import FailureCause, merge_causes
-from etude.core.history import Entry, EpochEntry, History, Score, WarmUpEntry
+from etude.core.history import Entry, History, Score, WarmUpEntry
 from etude.core.job import ModelVersion
 from etude.core.stats import Distribution
 
@@ -105,12 +105,8 @@ def _measured_versions(history: History) -> list[tuple[ModelVersion, float]]:
 
 
 def last_version(history: History) -> ModelVersion | None:
-    """Return the version that the model is at: the one it went back to or the last epoch's, else the
-    warm-up's."""
-    versions = (
-        entry.back_to or (entry.version if isinstance(entry, EpochEntry) else None)
-        for entry in reversed(history.entries)
-    )
+    """Return the version that the model is at: the last epoch's, else the warm-up's."""
+    versions = (entry.version for entry in reversed(history.epochs))
     return next((version for version in versions if version is not None), history.start)
 
 
@@ -137,28 +133,9 @@ def versions_to_keep(history: History, count: int) -> list[ModelVersion]:
 
 
 def versions_made(history: History) -> list[int]:
-    """Return the numbers of the versions that led to the present one, oldest first: the warm-up's and the
-    epochs'. Versions that the model went back from are left out."""
-    made = [] if history.start is None else [history.start.number]
-    for entry in history.entries:
-        if isinstance(entry, EpochEntry) and entry.status is not None and entry.version is not None:
-            made.append(entry.version.number)
-        if entry.back_to is not None:
-            made = [number for number in made if number <= entry.back_to.number]
-    return made
-
-
-def version_to_go_back_to(history: History) -> ModelVersion | None:
-    """Return the best measured version, the latest of equals, or None if it is the present one.
-
-    Rewards come from validations if there are any, else from the episodes sampled from each version.
-    """
-    measured = _measured_versions(history)
-    present = last_version(history)
-    if not measured or present is None:
-        return None
-    best = max(measured, key=lambda pair: (pair[1], pair[0].number))[0]
-    return None if best.number == present.number else best
+    """Return the numbers of the versions that were made, oldest first: the warm-up's and the epochs'."""
+    made = (history.start, *(entry.version for entry in history.trained))
+    return [version.number for version in made if version is not None]
 
 
 COLLAPSE, FAILURES = "reward_collapse", "failures"
