@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 60_221,
+    "lines of source": 60_069,
     "modules": 299,
-    "lines of tests": 47_379,
+    "lines of tests": 47_293,
     "benchmark files": 12,
     "config keys": 318,
 }

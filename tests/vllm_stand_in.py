@@ -26,7 +26,7 @@ from fastapi.responses import JSONResponse, Response, StreamingResponse
 FIELDS = {
     *("model", "prompt", "max_tokens", "temperature", "top_p", "seed", "stop", "logprobs", "stream"),
     *("frequency_penalty", "presence_penalty", "logit_bias", "top_k", "min_p", "min_tokens"),
-    *("repetition_penalty", "stop_token_ids", "structured_outputs", "prompt_logprobs"),
+    *("repetition_penalty", "stop_token_ids", "structured_outputs"),
     *("return_token_ids", "return_tokens_as_token_ids"),
 }
 """As `CompletionRequest` of vLLM 0.26 has them, which ignores others."""
@@ -148,10 +148,6 @@ def make_app(source: str, options: set[str]) -> FastAPI:
         if body["stream"]:
             return StreamingResponse(map_lines(pieces), media_type="text/event-stream")
         choice = whole([piece async for piece in pieces])
-        if body.get("prompt_logprobs") is not None:
-            choice["prompt_logprobs"] = score_prompt(
-                engines[body["model"]], body["prompt"], body["prompt_logprobs"]
-            )
         return JSONResponse({"choices": [choice]})
 
     return app
@@ -177,19 +173,6 @@ def make_engine(source: str, lora: str | None = None) -> Any:
         model = PeftModel.from_pretrained(policy.model, lora)
         policy = Policy(model, policy.tokenizer, source, torch.device("cpu"))
     return EmbeddedEngine(policy)
-
-
-def score_prompt(engine: Any, prompt: list[int], count: int) -> list[dict[str, Any] | None]:
-    """As vLLM has them: of each token its own and those of the likeliest, by their ids."""
-    import torch
-
-    with torch.no_grad():
-        logprobs_PV = engine.policy.model(torch.tensor([prompt])).logits[0].log_softmax(-1)
-    rows: list[dict[str, Any] | None] = [None]
-    for token, logprobs_V in zip(prompt[1:], logprobs_PV, strict=False):
-        shown = {*logprobs_V.topk(count).indices.tolist(), token}
-        rows.append({str(one): {"logprob": float(logprobs_V[one]), "rank": 1} for one in shown})
-    return rows
 
 
 async def chunks(engine: Any, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:

@@ -9,20 +9,11 @@ import re
 
 import jsonschema
 import pytest
-import torch
 
 from etude.core.call import ChatRequest, Constraint, Sampling
 from etude.core.errors import ImpossibleCall
 from etude.engines.embedded import EmbeddedEngine
-from tests.models.tiny_models import (
-    CALCULATOR,
-    chatml_policy,
-    continuing,
-    fresh_policy,
-    policy,
-    true_logprobs,
-    user,
-)
+from tests.models.tiny_models import CALCULATOR, chatml_policy, continuing, fresh_policy, policy, user
 from tests.support import one_quick
 
 PROMPT = (8, 9, 10, 11)
@@ -264,15 +255,3 @@ def test_a_stop_string_waits_for_the_tokens_that_there_must_be():
     (late,) = answers(model, continuing(PROMPT, Sampling(**{**always.changed(), "min_tokens": 6})))
     assert len(late.completion_ids) == 6
     assert late.message["content"] == "aaaa"
-
-
-def test_the_prompts_own_logprobs():
-    model = policy()
-    (answer,) = answers(model, continuing(PROMPT, Sampling(max_tokens=2), prompt_logprobs=2))
-    assert answer.prompt_logprobs == pytest.approx(true_logprobs(model, PROMPT[:1], PROMPT[1:]), abs=1e-4)
-    with torch.no_grad():
-        logits = model.model(input_ids=torch.tensor([PROMPT]), use_cache=False).logits[0, :-1]
-    best = logits.log_softmax(-1).topk(2)
-    assert [[token for token, _ in top] for top in answer.prompt_top] == best.indices.tolist()
-    (plain,) = answers(model, continuing(PROMPT, Sampling(max_tokens=2)))
-    assert (plain.prompt_logprobs, plain.prompt_top) == ((), ())

@@ -61,7 +61,6 @@ def answer(**choice: Any) -> dict[str, Any]:
             }
         ],
         "usage": {"prompt_tokens": 5, "total_tokens": 8, "completion_tokens": 3},
-        "prompt_logprobs": None,
         "prompt_token_ids": None,
     }
 

@@ -205,22 +205,6 @@ async def test_every_parameter_of_sampling_goes_through_in_vllms_words(served, s
     await engine.close()
 
 
-@pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize(
-    "served", ["stand-in", pytest.param("real", marks=pytest.mark.vllm)], indirect=True, scope="module"
-)
-async def test_the_prompts_logprobs_are_the_models_own(served, source):
-    engine, heard = make_engine(served, str(source), source), list[Delta]()
-    sampling = Sampling(temperature=0.5, max_tokens=2)
-    sampled = await engine.sample(continuing(PROMPT, sampling, prompt_logprobs=2, on_delta=heard.append))
-    expected = measure_logprobs(Policy.load(source), PROMPT[:1], PROMPT[1:])
-    assert torch.tensor(sampled.prompt_logprobs) == pytest.approx(expected, abs=1e-4)
-    assert [len(top) for top in sampled.prompt_top] == [2] * 3
-    assert [token.ids[0] for token in heard] == list(sampled.completion_ids)
-    assert (await engine.sample(continuing(PROMPT))).prompt_logprobs == ()
-    await engine.close()
-
-
 SPELLED_OUT = ("temperature", "top_p", "max_tokens", "top_k", "min_p", "min_tokens", "frequency_penalty")
 
 

@@ -116,7 +116,7 @@ VLLM: dict[str, Verdict | tuple[Verdict, ...]] = {
     "min_p": honoured(0.1),
     "min_tokens": honoured(2),
     "priority": (free(0), refused(1)),
-    "prompt_logprobs": honoured(1),
+    "prompt_logprobs": refused(1),
     "repetition_penalty": honoured(1.2),
     "request_id": free("x"),
     "return_token_ids": honoured(True),
@@ -415,14 +415,7 @@ def seen(path: str, more: Mapping[str, Any]) -> tuple[Any, Any]:
     dialect, body = kind(AnswerMemory()), {**common, **more}
     asked = dialect.parse(body)
     message = {"role": "assistant", "content": "3", "reasoning_content": "1 + 2"}
-    said = Completion(
-        message,
-        prompt_ids=(1, 2),
-        completion_ids=(5,),
-        logprobs=(-0.5,),
-        prompt_logprobs=(-1.0,),
-        prompt_top=((),),
-    )
+    said = Completion(message, prompt_ids=(1, 2), completion_ids=(5,), logprobs=(-0.5,))
     answer = RecordedCompletion("id", "m", completion=said)
     return asked, dialect.reply([answer], replace(asked, body=body))
 

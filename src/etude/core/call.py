@@ -140,9 +140,6 @@ class ChatRequest:
     readers."""
     top_logprobs: int = 0
     """The number of likeliest tokens to report for each sampled token."""
-    prompt_logprobs: int | None = None
-    """The number of likeliest tokens to report at each prompt position, besides the prompt token's own
-    logprob. None for no prompt logprobs."""
     on_delta: Callable[[Delta], None] | None = field(default=None, compare=False, repr=False)
     """Called in the event loop with each piece of the answer, by engines that can stream. The pieces add up
     to the completion or to a part of it, and none is ever taken back."""
@@ -200,10 +197,6 @@ class Completion:
     tell."""
     token_texts: tuple[str, ...] = ()
     """The texts of the tokens that have logprobs, if an endpoint returns no ids."""
-    prompt_logprobs: tuple[float, ...] = ()
-    """Logprobs of all prompt tokens but the first, at temperature 1, if the request asked for them."""
-    prompt_top: tuple[TopLogprobs, ...] = ()
-    """The likeliest tokens at the positions of `prompt_logprobs`."""
     usage: Usage = field(default_factory=Usage)
     model_version: int = 0
     """Version of the weights that sampled this: 0 is the base model."""

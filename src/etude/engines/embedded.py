@@ -10,9 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import torch
-
-from etude.core.call import ChatRequest, Completion, Delta, Sampling, TopLogprobs, Usage
+from etude.core.call import ChatRequest, Completion, Delta, Sampling, Usage
 from etude.core.errors import EngineError, ImpossibleCall
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
@@ -20,33 +18,8 @@ from etude.engines.answer import TokenEngine, before_stop, sample_message
 from etude.engines.decoder import Decoder, make_decoder
 from etude.engines.sampler import LiveRow, uniforms
 from etude.engines.slot_decoder import MOST_ROWS
-from etude.models.architecture import logits_after
 from etude.models.policy import Policy
 from etude.models.text_codec import TextCodec
-
-_LOGITS = 1 << 27
-"""Maximum number of logits held at a time: half a gigabyte in float32. Each chunk reads the whole prompt."""
-
-
-@torch.inference_mode()
-def prompt_scores(policy: Policy, request: ChatRequest) -> tuple[tuple[float, ...], tuple[TopLogprobs, ...]]:
-    """Return the model's own logprobs of all prompt tokens but the first, and the likeliest tokens there.
-
-    Both are empty if the request does not ask for them."""
-    ids, top = request.prompt_ids, request.prompt_logprobs
-    if top is None:
-        return (), ()
-    ids_1T = torch.tensor([ids], device=policy.device)
-    logprobs: list[float] = []
-    likeliest: list[TopLogprobs] = []
-    positions = torch.arange(len(ids) - 1, device=policy.device)
-    for part in torch.split(positions, max(_LOGITS // policy.codec.vocabulary, 1)):
-        logprobs_KV = logits_after(policy.model, ids_1T, part)[0].float().log_softmax(dim=-1)
-        logprobs += logprobs_KV.gather(1, ids_1T[0, part + 1, None])[:, 0].tolist()
-        best_KN, tokens_KN = logprobs_KV.topk(min(top, logprobs_KV.shape[1]))
-        rows = zip(tokens_KN.tolist(), best_KN.tolist(), strict=True)
-        likeliest += [tuple(zip(*row, strict=True)) for row in rows]
-    return tuple(logprobs), tuple(likeliest)
 
 
 @dataclass(slots=True, eq=False)
@@ -57,8 +30,6 @@ class _Job:
     """Number of tokens, prompt included, at which the row is cut."""
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Completion]
-    prompt_scores: tuple[tuple[float, ...], tuple[TopLogprobs, ...]] | None = None
-    """The result of `prompt_scores`, once computed."""
 
 
 _News: TypeAlias = Delta | Completion | str
@@ -205,9 +176,6 @@ class EmbeddedEngine(Engine, TokenEngine):
             if self._weights_id != self.policy.weights_id:
                 decoder.forget()
                 self._weights_id = self.policy.weights_id
-            for job in alive:
-                if job.prompt_scores is None:
-                    job.prompt_scores = prompt_scores(self.policy, job.request)
             grown = {id(row) for row in decoder.step([job.row for job in alive])}
             version = self.policy.version
         news: list[tuple[_Job, _News]] = []
@@ -242,7 +210,6 @@ class EmbeddedEngine(Engine, TokenEngine):
             reason, text = "length", decode(ids[start:])
         else:
             return None
-        prompt_logprobs, prompt_top = job.prompt_scores or ((), ())
         return Completion(
             message={"role": "assistant", "content": text},
             finish_reason=reason,
@@ -250,8 +217,6 @@ class EmbeddedEngine(Engine, TokenEngine):
             completion_ids=tuple(ids[start:]),
             logprobs=tuple(row.logprobs),
             top_logprobs=tuple(row.top_logprobs),
-            prompt_logprobs=prompt_logprobs,
-            prompt_top=prompt_top,
             usage=Usage(start, len(ids) - start),
             model_version=version,
         )

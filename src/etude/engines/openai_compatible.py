@@ -17,7 +17,7 @@ from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.core.secrets import keep_secret, masked
 from etude.engines.openai_config import NOT_FOR_REASONING, OPENAI_URL, OpenAiLlmConfig
-from etude.wire.answers import BadAnswer, read_prompt_logprobs, require_asked
+from etude.wire.answers import BadAnswer, require_asked, require_logprobs
 from etude.wire.client import (
     USUAL_FIELDS,
     beginning_digest,
@@ -93,11 +93,9 @@ class OpenAiEngine(Engine):
         fields = self._fixed_fields | likeliest | fields | self._config.extra_body
 
         def read(data: bytes, version: int) -> Completion:
-            prompt_top = request.prompt_logprobs
-            completion = parse_completion(data, version, top=top, prompt_top=prompt_top or 0)
-            logprobs = bool(self._config.logprobs)
+            completion = parse_completion(data, version, top=top)
             try:
-                require_asked(completion, logprobs=logprobs, top=top, prompt=prompt_top is not None)
+                require_asked(completion, logprobs=bool(self._config.logprobs), top=top)
             except ImpossibleCall as error:
                 raise ImpossibleCall(self._name_model(str(error)), param=error.param) from None
             return completion
@@ -114,8 +112,9 @@ class OpenAiEngine(Engine):
 
         def read(data: bytes, version: int) -> tuple[float, ...]:
             try:
-                rows = [*from_json(data)["choices"][0]["prompt_logprobs"]]
-                values = [own for own, _ in read_prompt_logprobs(rows, ids, 0)]
+                rows = from_json(data)["choices"][0]["prompt_logprobs"]
+                values = [row[str(id)]["logprob"] for id, row in zip(ids[1:], rows[1:], strict=True)]
+                return (0.0, *require_logprobs(values, "prompt_logprobs[#]"))
             except BadAnswer as error:
                 raise Retryable(f"malformed answer: {error}") from error
             except (ValueError, KeyError, TypeError, IndexError) as error:
@@ -123,7 +122,6 @@ class OpenAiEngine(Engine):
                     "the answer has no prompt_logprobs of the prompt's token ids; a teacher needs an "
                     "endpoint that gives them, such as vLLM"
                 ) from error
-            return (0.0, *values)
 
         return await self._answer("completions", fields, len(ids), {}, read)
 

@@ -17,7 +17,7 @@ from etude.engines.http_client import HttpClient
 from etude.engines.vllm_process import VllmProcess
 from etude.engines.vllm_processes import VllmProcesses
 from etude.models.text_codec import TextCodec
-from etude.wire.answers import BadAnswer, read_prompt_logprobs, read_tops
+from etude.wire.answers import BadAnswer, read_tops
 from etude.wire.client import (
     FIRST_TOKENS,
     as_chat,
@@ -72,9 +72,8 @@ class VllmEngine:
         if not conversation and len(self._processes.processes) > 1:
             conversation = beginning_digest(request.prompt_ids[:FIRST_TOKENS])
         # A stream costs vLLM and this process several times as much, so only requests with a listener get
-        # one. A stream has no logprobs of the prompt.
-        streams = request.on_delta is not None and request.prompt_logprobs is None
-        body = self._body(request) | form | {"stream": streams}
+        # one.
+        body = self._body(request) | form | {"stream": request.on_delta is not None}
         heard = 0
 
         def note_token(token: Delta) -> None:
@@ -108,9 +107,9 @@ class VllmEngine:
     ) -> Completion:
         """Sample the continuation at the process with this `url`."""
         ids, logprobs, tops = list[int](), list[float](), list[TopLogprobs]()
-        scores, finish_reason = list[tuple[float, TopLogprobs]](), ""
+        finish_reason = ""
         async for choice in self._choices(url, body):
-            new, own, best, scores = self._read(choice, request)
+            new, own, best = self._read(choice, request)
             ids += new
             logprobs += own
             tops += best
@@ -133,8 +132,6 @@ class VllmEngine:
             top_logprobs=tuple(tops),
             usage=Usage(len(request.prompt_ids), len(ids)),
             model_version=self.version,
-            prompt_logprobs=tuple([own for own, _ in scores]),
-            prompt_top=tuple([top for _, top in scores]),
         )
 
     async def complete(self, request: ChatRequest) -> Completion:
@@ -160,7 +157,6 @@ class VllmEngine:
             **sampling_fields(sampling if not sampling.constraint else replace(sampling, constraint=None)),
             "stop_token_ids": sorted({*self.codec.stop_ids, *sampling.stop_token_ids}),
             "logprobs": request.top_logprobs,
-            "prompt_logprobs": request.prompt_logprobs,
             "return_token_ids": True,
             "return_tokens_as_token_ids": True,
         }
@@ -195,20 +191,15 @@ class VllmEngine:
 
     def _read(
         self, choice: Mapping[str, Any], request: ChatRequest
-    ) -> tuple[Sequence[int], Sequence[float], Sequence[TopLogprobs], list[tuple[float, TopLogprobs]]]:
-        """Return a piece's new tokens, their logprobs, the likeliest there, and the prompt's scores.
-
-        Raises EngineError for invalid data.
-        """
+    ) -> tuple[Sequence[int], Sequence[float], Sequence[TopLogprobs]]:
+        """Return a piece's new tokens, their logprobs, and the likeliest there. Raises EngineError."""
         try:
             tokens = (as_chat(choice)["logprobs"] or {"content": ()})["content"]
             ids, logprobs = read_tokens(choice, tokens, self.codec.vocabulary)
             if len(ids or ()) != len(logprobs or ()):
                 raise ValueError("it has tokens without logprobs")
-            count, most = request.prompt_logprobs, request.top_logprobs
-            rows = None if count is None else choice["prompt_logprobs"]
-            scores = read_prompt_logprobs(rows, request.prompt_ids, count or 0)
-            return ids or (), logprobs or (), read_tops(tokens, most) if most else (), scores
+            most = request.top_logprobs
+            return ids or (), logprobs or (), read_tops(tokens, most) if most else ()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise _unreadable(error) from error
 

@@ -28,7 +28,7 @@ _PARENT_CANDIDATES = 8
 """The number of recent calls among which a new call's predecessor is looked for."""
 _IN_EVERY_DIGEST = ("temperature", "top_p", "max_tokens", "stop", "seed")
 """Fields of `Sampling` that are hashed even at their defaults."""
-_USUAL = ["auto", True, {}, None, 0, None]
+_USUAL = ["auto", True, {}, None, 0]
 """Most requests' tool choice, parallel calls, template options, prompt and logprobs. Only other values are
 hashed."""
 _JSON = json.JSONEncoder(default=asdict)
@@ -278,15 +278,13 @@ class Recorder:
 
 def _digest(model: str, request: ChatRequest) -> str:
     """Hash everything that can change the answer, to 16 hexadecimal digits."""
-    sampling, prompt = request.sampling, request.prompt
-    top, prompt_top = request.top_logprobs, request.prompt_logprobs
+    sampling, prompt, top = request.sampling, request.prompt, request.top_logprobs
     chosen: list[Any] = [getattr(sampling, name) for name in _IN_EVERY_DIGEST]
     rest = {name: value for name, value in sampling.changed().items() if name not in _IN_EVERY_DIGEST}
     parts: list[Any] = [model, request.messages, request.tools, [*chosen, rest] if rest else chosen]
     form = [request.tool_choice, request.parallel_tool_calls, request.template_options]
-    if [*form, prompt, top, prompt_top] != _USUAL:
+    if [*form, prompt, top] != _USUAL:
         parts += form
         parts += [prompt, top] if prompt is not None or top else []
-        parts += [] if prompt_top is None else ["prompt", prompt_top]
     text = _JSON.encode(parts)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

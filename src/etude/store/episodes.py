@@ -34,7 +34,7 @@ from etude.core.secrets import masked
 from etude.store.journal import Journal, Json, Steps
 
 _SAMPLING = TypeAdapter(Sampling)
-_PACKED = {"completion_ids": "i", "logprobs": "d", "prompt_logprobs": "d"}
+_PACKED = {"completion_ids": "i", "logprobs": "d"}
 """The fields of a completion that are packed, with the type of number in each."""
 _APART = ("messages", "tools", "sampling", "conversation", "earlier", "on_delta")
 """The fields of a request that are encoded separately, or not at all."""
@@ -134,8 +134,9 @@ def _decode_completion(data: Json, parent: Call | None) -> Completion:
     if "prompt_ids" in given:
         shared, packed = given["prompt_ids"]
         given["prompt_ids"] = _token_ids(parent)[:shared] + _unpack("i", packed)
-    for name in given.keys() & {"top_logprobs", "prompt_top"}:
-        given[name] = tuple(tuple((token, float(value)) for token, value in top) for top in given[name])
+    given["top_logprobs"] = tuple(
+        tuple((token, float(value)) for token, value in top) for top in given.get("top_logprobs", ())
+    )
     given["token_texts"] = tuple(given.get("token_texts", ()))
     if "constraint" in given:
         given["constraint"] = Constraint(**given["constraint"])

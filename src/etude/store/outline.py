@@ -143,16 +143,7 @@ def strings_in(value: Json) -> Iterator[str]:
             yield from strings_in(inner)
 
 
-_PACKED = {
-    "prompt_ids",
-    "completion_ids",
-    "logprobs",
-    "prompt_logprobs",
-    "role",
-    "type",
-    "id",
-    "finish_reason",
-}
+_PACKED = {"prompt_ids", "completion_ids", "logprobs", "role", "type", "id", "finish_reason"}
 
 
 Test: TypeAlias = Callable[[EpisodeOutline], bool]

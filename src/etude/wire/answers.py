@@ -26,15 +26,11 @@ class BadAnswer(ValueError):
     """An impossible value in an answer; the text names its field."""
 
 
-def require_asked(
-    completion: Completion, *, logprobs: bool = False, top: int = 0, prompt: bool = False
-) -> None:
+def require_asked(completion: Completion, *, logprobs: bool = False, top: int = 0) -> None:
     """Raise ImpossibleCall for the first requested field that is missing; empty answers need no logprobs."""
-    if prompt and len(completion.prompt_ids or ()) != len(completion.prompt_logprobs) + 1:
-        missing = "prompt_logprobs"
-    elif completion.usage.completion_tokens == 0:
+    if completion.usage.completion_tokens == 0:
         return
-    elif top and not completion.top_logprobs:
+    if top and not completion.top_logprobs:
         missing = "top_logprobs"
     elif logprobs and completion.logprobs is None:
         missing = "logprobs"
@@ -73,31 +69,6 @@ def require_ids(ids: Sequence[Any], vocabulary: int | None, field: str) -> tuple
     raise BadAnswer(f"{field}[{index}] is {wrong!r:.40}, which is not a token id{size}")
 
 
-def read_prompt_logprobs(
-    rows: Sequence[Mapping[str, Any] | None] | None, ids: Sequence[int] | None, count: int
-) -> list[tuple[float, TopLogprobs]]:
-    """Read vLLM's `prompt_logprobs`: for each token but the first its logprob, and the likeliest tokens.
-
-    Raises KeyError, TypeError or ValueError for an invalid value.
-    """
-    scores: list[tuple[float, TopLogprobs]] = []
-    for token, row in zip(ids[1:], rows[1:], strict=True) if rows and ids is not None else ():
-        if row is None:
-            raise TypeError("a token of the prompt has no logprobs")
-        given = require_logprobs(
-            [entry["logprob"] for entry in row.values()], "a logprob in prompt_logprobs", -math.inf
-        )
-        values: dict[Token, float] = dict(zip(map(int, row), given, strict=True))
-        scores.append((values[token], likeliest(values, count)))
-    require_logprobs([own for own, _ in scores], "prompt_logprobs[#]")
-    return scores
-
-
-def likeliest(values: Mapping[Token, float], count: int) -> TopLogprobs:
-    """Return the `count` likeliest tokens, best first; vLLM adds the actual one if it is not among them."""
-    return tuple(sorted(values.items(), key=lambda pair: -pair[1])[:count])
-
-
 def named_ids(tokens: Any) -> tuple[int, ...] | None:
     """Return the ids of tokens like `token_id:42`, or None if the tokens are named by their text."""
     named = [_token(str(token.get("token", ""))) for token in tokens]
@@ -121,7 +92,8 @@ def read_tops(tokens: Sequence[Mapping[str, Any]], count: int) -> tuple[TopLogpr
         field = f"choices[0].logprobs.content[{index}].top_logprobs[#].logprob"
         values = require_logprobs([each["logprob"] for each in top], field, -math.inf)
         names = [_token(str(each["token"])) for each in top]
-        read.append(likeliest(dict(zip(names, values, strict=True)), count))
+        # vLLM adds the sampled token if it is not among the likeliest.
+        read.append(tuple(sorted(zip(names, values, strict=True), key=lambda pair: -pair[1])[:count]))
     return tuple(read)
 
 

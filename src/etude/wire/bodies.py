@@ -62,12 +62,6 @@ class InferenceBody(RequestBody):
     structured_outputs: dict[str, Any] | None = Field(
         default=None, description="vLLM: one of `json`, `regex`, `choice`, `grammar`, `json_object`."
     )
-    prompt_logprobs: Integer | None = Field(
-        default=None,
-        ge=0,
-        le=20,
-        description="vLLM: logprobs of the prompt's tokens, and of this many likeliest tokens in each place.",
-    )
     return_token_ids: Flag | None = Field(default=None, description="vLLM: return token ids as well.")
     return_tokens_as_token_ids: Flag | None = Field(
         default=None, description="vLLM: name the tokens of logprobs by their ids, `token_id:7`."
@@ -81,19 +75,9 @@ class InferenceBody(RequestBody):
         )
         return super().given_values() | only_one(forms)
 
-    @model_validator(mode="after")
-    def _streams_the_answer_alone(self) -> InferenceBody:
-        if self.stream and self.prompt_logprobs is not None:
-            raise RequestError(
-                "a stream has no logprobs of the prompt; leave out prompt_logprobs or stream",
-                param="prompt_logprobs",
-            )
-        return self
-
     def request(self, **fields: Any) -> ChatBody:
         """Return the request without its prompts."""
         shared = {
-            "prompt_logprobs": self.prompt_logprobs,
             "n": self.n or 1,
             "include_usage": self.stream_options is not None and self.stream_options.include_usage,
             "return_token_ids": bool(self.return_token_ids),

@@ -37,8 +37,6 @@ class ChatDialect(Dialect):
             "choices": [_choice(index, answer, asked) for index, answer in enumerate(answers)],
             "usage": total_usage(answers, asked),
         }
-        if asked.prompt_logprobs is not None:
-            reply["prompt_logprobs"] = prompt_logprobs_object(answers[0])
         return reply | ({"prompt_token_ids": first.prompt_ids} if asked.return_token_ids else {})
 
     def stream(self, asked: ChatBody) -> Stream:
@@ -152,30 +150,6 @@ def logprobs_object(tokens: Iterable[TokenLogprob], heading: AnswerHeader) -> di
     return {"content": content, "refusal": None}
 
 
-def prompt_logprobs_object(answer: RecordedCompletion) -> list[dict[str, Any] | None]:
-    """Return vLLM's `prompt_logprobs`: for each prompt token itself and the likeliest ones, by id.
-
-    The first token has none.
-    """
-    completion = answer.completion
-    rows: list[dict[str, Any] | None] = [None]
-    for token, logprob, top in zip(
-        (completion.prompt_ids or ())[1:], completion.prompt_logprobs, completion.prompt_top, strict=True
-    ):
-        ranks = {other: (value, rank) for rank, (other, value) in enumerate(top, 1)}
-        rows.append(
-            {
-                str(other): {
-                    "logprob": finite(value),
-                    "rank": rank,
-                    "decoded_token": answer.token_name(other),
-                }
-                for other, (value, rank) in ({token: (logprob, None)} | ranks).items()
-            }
-        )
-    return rows
-
-
 def finite(logprob: float) -> float:
     """Return the logprob, with the API's -9999 for minus infinity, which JSON does not have."""
     return max(logprob, -9999.0)
@@ -198,8 +172,6 @@ class CompletionsDialect(Dialect):
             completion = answer.completion
             text, reason = message_text(completion.message), completion.finish_reason
             choice = _text_choice(asked, index, answer, text, answer.tokens, reason)
-            if asked.prompt_logprobs is not None:
-                choice["prompt_logprobs"] = prompt_logprobs_object(answer)
             if asked.return_token_ids:
                 choice["prompt_token_ids"] = completion.prompt_ids
             choices.append(choice)

@@ -15,15 +15,7 @@ from pydantic_core import from_json, to_json
 
 from etude.core.call import ChatRequest, Completion, Constraint, Sampling, Usage
 from etude.core.message import Message
-from etude.wire.answers import (
-    BadAnswer,
-    named_ids,
-    read_prompt_logprobs,
-    read_tops,
-    require_ids,
-    require_logprobs,
-    token_texts,
-)
+from etude.wire.answers import BadAnswer, named_ids, read_tops, require_ids, require_logprobs, token_texts
 from etude.wire.dialect import tool_call
 from etude.wire.retries import Refusal, Retryable, error_text
 
@@ -40,10 +32,10 @@ def encode(body: Mapping[str, Any]) -> bytes:
         raise Refusal(f"the request cannot be written as JSON: {error}", impossible=True) from error
 
 
-def parse_completion(data: bytes, model_version: int = 0, *, top: int = 0, prompt_top: int = 0) -> Completion:
+def parse_completion(data: bytes, model_version: int = 0, *, top: int = 0) -> Completion:
     """Parse the completion in the body of a 200 answer.
 
-    `top` and `prompt_top` are the requested numbers of likeliest tokens.
+    `top` is the requested number of likeliest tokens.
 
     Raises Retryable if the body is invalid: broken JSON, no choices, fields of the wrong type, different
     numbers of logprobs and tokens, impossible numbers. Raises Refused if a content filter cut the answer.
@@ -59,9 +51,13 @@ def parse_completion(data: bytes, model_version: int = 0, *, top: int = 0, promp
         message = _message(choice["message"])
         tokens = (choice.get("logprobs") or {}).get("content")
         completion_ids, logprobs = read_tokens(choice, tokens, None)
-        prompt_ids = _ids(_prompt_field("token_ids", reply, choice), None, "prompt_token_ids")
+        prompt_ids = _ids(
+            # Chat completions have it outside the choice, completions inside.
+            reply.get("prompt_token_ids") or choice.get("prompt_token_ids"),
+            None,
+            "prompt_token_ids",
+        )
         usage = _usage(reply.get("usage"))
-        scores = read_prompt_logprobs(_prompt_field("logprobs", reply, choice), prompt_ids, prompt_top)
         return Completion(
             message=message,
             finish_reason=_finish_reason(choice.get("finish_reason"), message),
@@ -70,8 +66,6 @@ def parse_completion(data: bytes, model_version: int = 0, *, top: int = 0, promp
             logprobs=logprobs,
             top_logprobs=read_tops(tokens or (), top) if top else (),
             token_texts=token_texts(tokens or ()) if completion_ids is None else (),
-            prompt_logprobs=tuple([own for own, _ in scores]),
-            prompt_top=tuple([top for _, top in scores]),
             usage=usage,
             model_version=model_version,
         )
@@ -94,11 +88,6 @@ def read_tokens(
         count = f"choices[0].logprobs.content has {len(logprobs)} logprobs"
         raise BadAnswer(f"{count}, but choices[0].token_ids has {len(ids)} tokens")
     return ids, logprobs
-
-
-def _prompt_field(name: str, reply: Mapping[str, Any], choice: Mapping[str, Any]) -> Any:
-    """Return a field about the prompt; chat completions have it outside the choice, completions inside."""
-    return reply.get(f"prompt_{name}") or choice.get(f"prompt_{name}")
 
 
 def as_chat(choice: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,7 +206,7 @@ _SEED_SHIFT = 32
 _PLAIN = ("top_k", "min_p", "min_tokens", "stop_token_ids", "repetition_penalty")
 _PENALTIES = ("frequency_penalty", "presence_penalty")
 
-VLLM_FIELDS = frozenset({*_PLAIN, "structured_outputs", "chat_template_kwargs", "prompt_logprobs"})
+VLLM_FIELDS = frozenset({*_PLAIN, "structured_outputs", "chat_template_kwargs"})
 """Fields that vLLM added to OpenAI's."""
 
 USUAL_FIELDS = frozenset({"messages", "prompt", "temperature", "top_p", "seed", "max_tokens", "stop"})
@@ -257,8 +246,6 @@ def request_fields(
             named = {"name": "answer", "schema": schema, "strict": True}
             fields["response_format"] = {"type": "json_schema", "json_schema": named}
             del fields["structured_outputs"]
-    if request.prompt_logprobs is not None:
-        fields["prompt_logprobs"] = request.prompt_logprobs
     if request.tools:
         kind, _, name = request.tool_choice.partition(":")
         fields["tools"] = request.tools

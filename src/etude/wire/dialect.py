@@ -57,8 +57,6 @@ class ChatBody:
     logprobs: bool = False
     top_logprobs: int = 0
     """Number of likeliest tokens to return with each sampled one."""
-    prompt_logprobs: int | None = None
-    """As in `ChatRequest`."""
     return_token_ids: bool = False
     tokens_as_ids: bool = False
     """Whether logprobs name tokens by their ids."""
@@ -106,7 +104,6 @@ class ChatBody:
             template_options=self.template_options,
             prompt=prompt,
             top_logprobs=self.top_logprobs,
-            prompt_logprobs=self.prompt_logprobs,
             **fields,
         )
 

@@ -161,8 +161,7 @@ class Gateway:
     async def _answer_one(self, asked: ChatBody) -> RecordedCompletion:
         """Return one answer. Raises the handler's errors, and ImpossibleCall for missing fields."""
         answer = await self._handler(asked)
-        top, prompt = asked.top_logprobs, asked.prompt_logprobs is not None
-        require_asked(answer.completion, logprobs=asked.logprobs, top=top, prompt=prompt)
+        require_asked(answer.completion, logprobs=asked.logprobs, top=asked.top_logprobs)
         return answer
 
     async def _start_stream(self, dialect: Dialect, asked: ChatBody) -> Reply:
