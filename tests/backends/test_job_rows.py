@@ -99,23 +99,12 @@ SPEAKS_OR_CALLS = CHATML.replace(
     "{% if not message.tool_calls %}{{ message.content }}{% endif %}{%- for call",
 )
 FIRST_CALL = CHATML.replace("message.tool_calls or []", "(message.tool_calls or [])[:1]")
-ONLY_NAMES = CHATML.replace("{{ call.function.arguments | tojson }}", "{}")
 DROPS_INLINE = CHATML.replace(
     "{{ message.content }}{%- for", "{{ message.content.split('</think>')[-1] }}{%- for"
 )
 THINKS = CHATML + "{%- if add_generation_prompt %}<think>\n{% endif %}"
 """As Nemotron 3: the prompt begins the thinking."""
 TRIMS = CHATML.replace("{{ message.content }}{%- for", "{{ message.content | trim }}{%- for")
-
-
-QUOTES = CHATML.replace(
-    "{{ call.function.arguments | tojson }}",
-    "{% for key, value in call.function.arguments.items() %}"
-    r"""{{ key }}='{{ value | replace("\\", "\\\\") | replace("'", "\\'") | replace("\n", "\\n") }}'"""
-    "{% endfor %}",
-)
-"""As LFM2."""
-NESTED = CHATML.replace("arguments | tojson }}", "arguments | tojson | tojson }}")
 
 
 def call(arguments: str, name: str = "calculator") -> dict[str, Any]:
@@ -156,10 +145,9 @@ def test_arguments_that_are_no_json_object_are_no_row(arguments: str, weight: in
 @pytest.mark.parametrize(
     ("template", "answer", "lost"),
     [
-        (NO_TOOLS, calls('{"a": 1}'), "all of the call of 'calculator'"),
+        (NO_TOOLS, calls('{"a": 1}'), "all calls of 'calculator'"),
         (SPEAKS_OR_CALLS, calls("{}", text="I reckon."), "all of content.*'I reckon.'"),
-        (FIRST_CALL, calls("{}", "{}"), "all of the call of 'calculator'"),
-        (ONLY_NAMES, calls('{"left": 1}'), "all of the call.*'left' is missing"),
+        (FIRST_CALL, calls("{}", "{}"), "all calls of 'calculator'"),
         (DROPS_INLINE, {"role": "assistant", "content": "<think>well</think>3"}, "all of content"),
         (CHATML, said("3", "it is 3."), "all of reasoning_content.*'it is 3.'"),
         (CHATML, LAST | {"name": "alice"}, "all of name.*'alice'"),
@@ -191,8 +179,6 @@ def test_what_the_template_does_not_write_is_refused(
         (CHATML, calls(json.dumps({"text": 'a "b"\n\t\\ é', "list": [{"x": None}], "n": True}))),
         (CHATML, calls("{}", "{}", text="Both.")),
         (CHATML, {"role": "assistant", "tool_calls": [call("{}"), call('{"n": 1}', "counter")]}),
-        (QUOTES, calls(json.dumps({"text": 'it\'s\n\t"C:\\new"', "more": "é \U0001f600"}))),
-        (NESTED, calls(json.dumps({"text": 'it\'s\n\t"C:\\new"', "more": "é \U0001f600"}))),
         (CHATML, LAST | {"content": ""}),
         (TRIMS, LAST | {"content": "  3\n"}),
         (THINKS, LAST | {"content": "<think>\nwell\n</think>\n\n3"}),

@@ -20,23 +20,6 @@ TRL_VERSION = "1.16.0"
 """Whose chat templates the table is made from."""
 PAGE = Path(__file__).parents[2] / "docs" / "families.md"
 
-MISTRAL_V3 = (
-    "{% set ns = namespace(last=0) %}"
-    "{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}"
-    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}"
-    "{% if tools and loop.index0 == ns.last %}"
-    "[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
-    "[INST]{{ m.content }}[/INST]"
-    "{% elif m.role == 'tool' %}[TOOL_RESULTS]"
-    "{{ {'content': m.content, 'call_id': m.tool_call_id} | tojson }}"
-    "[/TOOL_RESULTS]"
-    "{% elif m.tool_calls %}[TOOL_CALLS][{% for c in m.tool_calls %}"
-    '{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}, "id": "{{ c.id }}"}'
-    "{{ ', ' if not loop.last }}{% endfor %}]{{ eos_token }}"
-    "{% else %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
-)
-"""As Mistral 7B Instruct v0.3 writes it: tools stand before the last message of the user."""
-
 MISTRAL_V13 = (
     "{{ bos_token }}{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
     "{% for m in messages %}{% if m.role == 'user' %}[INST]{{ m.content }}[/INST]"
@@ -67,7 +50,6 @@ _GEMMA = Family("<end_of_turn> <eos>", bos="<bos>")
 _GEMMA4 = Family("<turn|> <|tool_response> <eos>", "<|image> <image|>", "<bos>")
 _DEEPSEEK = Family("<｜end▁of▁sentence｜>", bos="<｜begin▁of▁sentence｜>")
 _LLAMA = Family("<|eot_id|> <|eom_id|> <|end_of_text|>", bos="<|begin_of_text|>")
-_LFM2 = Family("<|im_end|>", "<|tool_call_start|> <|tool_call_end|>", "<|startoftext|>")
 
 FAMILIES = {
     "cohere": Family("<|END_OF_TURN_TOKEN|>", bos="<BOS_TOKEN>"),
@@ -85,16 +67,9 @@ FAMILIES = {
     "gemma4_v5": _GEMMA4,
     "glm4moe": Family("<|user|> <|observation|> <|endoftext|>"),
     "gptoss": Family("<|return|> <|call|>", "<|endoftext|> <|constrain|>"),
-    "lfm2": _LFM2,
-    "lfm2_v2": _LFM2,
-    "lfm2_2_5": _LFM2,
-    "lfm2_2_5_v2": _LFM2,
     "llama3": _LLAMA,
     "llama3_1": _LLAMA,
     "llama3_2": _LLAMA,
-    "mistral_v3": Family(
-        "</s>", "", "<s>", drifts="the tools stand before the last message of the user and move on with it"
-    ),
     "mistral_v13": Family("</s>", "[THINK] [/THINK] [ARGS]", "<s>"),
     "nemotron_3_nano": _NEMOTRON,
     "nemotron_3_super": _NEMOTRON,
@@ -110,10 +85,9 @@ FAMILIES = {
     "qwen3_6": _CHATML,
     "qwen3_8": _CHATML,
 }
-"""By the name of the chat template in TRL's package, the two of Mistral's aside. Models for images, diffusion
-and training are left out."""
+"""By the name of the chat template in TRL's package, Mistral's aside. LFM is left out, and models for images,
+diffusion and training."""
 
-OWN = {"mistral_v3": MISTRAL_V3, "mistral_v13": MISTRAL_V13}
 SPECIAL = re.compile(
     r"<[|｜][^<>|｜\s]{1,40}[|｜]?>|<[a-z_]+\|>|</?[a-z_]{3,30}>|<(?:start|end)_of_turn>|\[/?[A-Z_]{3,20}\]|\[gMASK\]"
 )
@@ -122,8 +96,8 @@ SPECIAL = re.compile(
 
 def source(name: str) -> str:
     """The text of a chat template."""
-    if name in OWN:
-        return OWN[name]
+    if name == "mistral_v13":
+        return MISTRAL_V13
     spec = importlib.util.find_spec("trl")
     assert spec is not None
     assert spec.origin is not None

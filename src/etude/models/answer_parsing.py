@@ -1,10 +1,15 @@
 """Parsing of sampled tokens into the parts of an answer: thinking, text and tool calls.
 
-Each model family writes them in its own syntax, and each syntax has a reader.
+Each model family writes them in its own syntax. The `renderers` package has parsers for many families.
+`transformers` parses the others with the response templates here
+(https://huggingface.co/docs/transformers/chat_response_parsing). Some families write arguments without types,
+like `<parameter=on>True</parameter>`; the tool's schema then gives the type.
 """
 
 from __future__ import annotations
 
+import ast
+import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,8 +18,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
 
+from etude.core.json_text import read_json
 from etude.core.message import Message, Tool
-from etude.models.arguments import RAW_STRINGS, json_text, python_calls, written_arguments
 
 _log = logging.getLogger(__name__)
 
@@ -59,6 +64,53 @@ class Answer:
         return message
 
 
+_THINK = {"open": "<think>", "close": "</think>"}
+_JSON_CALLS = {"repeats": True, "content": "json", "transform": {"function": "{content}"}}
+_NAMED_JSON = _JSON_CALLS | {"transform": {"function": {"name": "{name}", "arguments": "{content}"}}}
+
+
+def _syntax(*, content: str = "(?!)", **fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a response template. `content` matches markers between pieces of content, which are dropped."""
+    piece = {"close_pattern": content, "repeats": True, "join": "", "content_args": {"strip": False}}
+    # The reader passes only the prompt's part of the answer, so there is no anchor to find.
+    return {"start_anchor_pattern": r"(?!)", "fields": {**fields, "content": piece}}
+
+
+SYNTAXES: Mapping[str, Mapping[str, Any]] = {
+    # Qwen 2.5, Qwen 3 and most others.
+    "hermes": _syntax(
+        reasoning_content=_THINK, tool_calls=_JSON_CALLS | {"open": "<tool_call>", "close": "</tool_call>"}
+    ),
+    "gpt-oss": _syntax(
+        content=r"(?:<\|start\|>assistant)?<\|channel\|>(?:final|commentary)<\|message\|>|<\|end\|>",
+        reasoning_content={
+            "open_pattern": r"(?:<\|start\|>assistant)?<\|channel\|>analysis<\|message\|>",
+            "close": "<|end|>",
+            "repeats": True,
+            "join": "\n",
+        },
+        tool_calls=_NAMED_JSON
+        | {
+            # The template writes the recipient before the channel; models mostly write it after.
+            "open_pattern": r"(?:<\|start\|>assistant)?"
+            r"(?: to=functions\.(?P<name>[\w.-]+)<\|channel\|>commentary"
+            r"|<\|channel\|>(?:commentary|analysis) to=functions\.(?P<name>[\w.-]+))"
+            r"[^<]*(?:<\|constrain\|>\w+)?<\|message\|>",
+            "close_pattern": r"<\|call\|>|\Z",
+        },
+    ),
+    # Mistral's tokenizers from version 11: [TOOL_CALLS]name[ARGS]{…}.
+    "mistral": _syntax(
+        reasoning_content={"open": "[THINK]", "close": "[/THINK]"},
+        tool_calls=_NAMED_JSON
+        | {
+            "open_pattern": r"\[TOOL_CALLS\](?P<name>[\w.-]+)(?:\[CALL_ID\]\w+)?\[ARGS\]",
+            "close_pattern": r"(?=\[TOOL_CALLS\])|\Z",
+        },
+    ),
+}
+
+
 class TemplateReader:
     """Parses answers in a known syntax with a response template of `transformers`."""
 
@@ -67,8 +119,7 @@ class TemplateReader:
 
         self.name = name
         self._decode = decode
-        fields = dict(template["fields"])
-        self._calls = fields.pop("tool_calls", {})
+        fields = {name: field for name, field in template["fields"].items() if name != "tool_calls"}
         self._template = load_response_template(dict(template))
         self._without_calls = load_response_template({**template, "fields": fields})
         self._prefilled = lru_cache(maxsize=1024)(lambda tail: _PREFILLED.search(decode(tail)))
@@ -83,9 +134,7 @@ class TemplateReader:
         prefix = begun.group() if begun else ""
         if not prefix and not _MARK.search(text):
             return Answer(text)
-        answer = None
-        if tools:
-            answer = self._parse(self._template, text, prefix)
+        answer = self._parse(self._template, text, prefix) if tools else None
         return answer or self._parse(self._without_calls, text, prefix) or Answer(text)
 
     def _parse(self, template: Any, text: str, prefix: str) -> Answer | None:
@@ -93,36 +142,20 @@ class TemplateReader:
         from transformers.utils.chat_parsing import ResponseParser
 
         parser = ResponseParser(template, prefix=prefix)
+        calls = []
         try:
             parser.feed(text)
-            message, last_events = parser.finalize()
-            # Half a call could look complete, except in JSON, where no prefix is valid.
-            if (
-                any(event["field"] == "tool_calls" for event in last_events)
-                and self._calls.get("content") != "json"
-            ):
-                closed = self._template.fields["tool_calls"].close_re
-                if closed is None or all(mark.end() != len(text) for mark in closed.finditer(text)):
+            message, _ = parser.finalize()
+            for call in message.get("tool_calls") or ():
+                function = call["function"]
+                if not isinstance(function["name"], str):
                     return None
-            calls = tuple(self._list_calls(message.get("tool_calls") or ()))
-        except (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError):
+                calls.append((function["name"], json_text(function.get("arguments", {}))))
+        except (ValueError, KeyError, TypeError, RecursionError):
             return None
         thinking = (message.get("reasoning_content") or "").strip()
         content = message.get("content") or ""
-        return Answer(content.strip() if thinking or calls else content, thinking, calls)
-
-    def _list_calls(self, parsed: Sequence[Any]) -> Iterator[tuple[str, str]]:
-        """Yield names and arguments of calls. Raises ValueError or TypeError if one has no name."""
-        for call in parsed:
-            if isinstance(call, list):
-                yield from self._list_calls(call)
-            elif isinstance(call, str):
-                yield from python_calls(call, raw_strings=self.name in RAW_STRINGS)
-            else:
-                function = call.get("function", call) if isinstance(call, dict) else None
-                if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-                    raise TypeError("a tool call without a name")
-                yield function["name"], json_text(function.get("arguments", {}))
+        return Answer(content.strip() if thinking or calls else content, thinking, tuple(calls))
 
 
 class RendererReader:
@@ -148,9 +181,7 @@ class RendererReader:
             list(ids), tools=list(tools) or None, prompt_ids=list(prompt_ids)
         )
         thinking = (parsed.reasoning_content or "").strip()
-        if not tools:
-            return Answer(self._unread(parsed, prompt_ids, ids), thinking)
-        calls = _read_attempts(parsed.tool_calls, tools)
+        calls = _read_attempts(parsed.tool_calls, tools) if tools else None
         if calls is None:
             return Answer(self._unread(parsed, prompt_ids, ids), thinking)
         return Answer(parsed.content.strip(), thinking, calls)
@@ -166,10 +197,11 @@ class RendererReader:
         rest = decode_ids(self._tokenizer, ids[min(starts) :])
         return "\n".join(filter(None, [before.content.strip(), rest]))
 
-    def write(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
-        """Render a prompt as text."""
-        ids = self._renderer.render_ids(list(messages), tools=list(tools) or None, add_generation_prompt=True)
-        return decode_ids(self._tokenizer, ids)
+    def write(self, messages: Sequence[Message]) -> str:
+        """Render a prompt as text. Raises any exception of the package."""
+        return decode_ids(
+            self._tokenizer, self._renderer.render_ids(list(messages), add_generation_prompt=True)
+        )
 
     def extend(
         self,
@@ -222,3 +254,132 @@ def _without_failing(task: str) -> Iterator[None]:
 def decode_ids(tokenizer: Any, ids: Sequence[int]) -> str:
     """Return the exact text of token ids, special tokens included."""
     return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+_TAGGED = {
+    "qwen-3.5": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
+    r"(?=\s*(?:<parameter=|(?:</function>\s*)?\Z))",
+    "glm-4.5": r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
+    r"(?=\s*(?:<arg_key>|\Z))",
+}
+"""Patterns for arguments in tags, by syntax. An argument ends where another follows, or at the end."""
+_PATTERNS = {name: re.compile(pattern, re.DOTALL) for name, pattern in _TAGGED.items()}
+_BEGINNINGS = {
+    "qwen-3.5": re.compile(r"\s*<function=[^>\n]+>"),
+    "glm-4.5": re.compile(r"\s*[^\s<>{}\"]+\s*(?=<arg_key>)"),
+}
+_TAG = re.compile(r"</?(?:parameter|arg_key|arg_value)\b|<tool_call>")
+_QUOTE = '<|"|>'
+_BARE = re.compile(r"([^\s{}\[\],:][^{}\[\],:]*)(:?)")
+"""A key, or a value that is not a string, in Gemma 4's syntax."""
+_WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
+"""Constants of JSON and Python."""
+_KINDS: Mapping[type, set[str]] = {
+    bool: {"boolean"},
+    type(None): {"null"},
+    int: {"integer", "number"},
+    float: {"number"},
+    str: {"string"},
+    list: {"array"},
+    dict: {"object"},
+}
+
+
+def written_arguments(raw: str, name: str, tools: Sequence[Tool]) -> dict[str, Any] | None:
+    """Parse the arguments of a call from its text without markers. Return None if they are plain JSON.
+
+    Raises ValueError if the text is incomplete.
+    """
+    if raw.startswith("call:"):
+        value = read_json(_gemma_json(raw.partition("{")[2]))
+        if not isinstance(value, dict):
+            raise ValueError("no arguments by name")
+        return value
+    for syntax, pattern in _BEGINNINGS.items():
+        if begin := pattern.match(raw):
+            body, argument = raw[begin.end() :], _PATTERNS[syntax]
+            if _TAG.search(argument.sub("", body)):
+                raise ValueError("an argument is not whole")
+            values = {each["key"]: each["value"] for each in argument.finditer(body)}
+            return convert_arguments(values, name, tools)
+    return None
+
+
+def convert_arguments(arguments: Mapping[str, Any], name: str, tools: Sequence[Tool]) -> dict[str, Any]:
+    """Convert each text among a call's arguments to the type in the tool's schema.
+
+    If no tool has this name, the texts stay texts.
+    """
+    tool = next((tool["function"] for tool in tools if tool["function"]["name"] == name), None)
+    if tool is None:
+        return dict(arguments)
+    try:
+        known = tool.get("parameters", {}).get("properties", {})
+        kinds = {key: _kinds(known.get(key)) for key in arguments}
+    except (AttributeError, TypeError):  # The schema is malformed.
+        return dict(arguments)
+    return {
+        key: _value(value, kinds[key]) if isinstance(value, str) else value
+        for key, value in arguments.items()
+    }
+
+
+def _value(text: str, kinds: set[str] | None) -> Any:
+    """Return the value of one of these kinds that the text can stand for, or else the text."""
+    for value in _readings(text.strip()):
+        if kinds is None or not kinds.isdisjoint(_kind(value)):
+            return value
+    return text
+
+
+def _readings(text: str) -> Iterator[Any]:
+    """Yield the non-string values that a text may stand for."""
+    if text in _WORDS:
+        yield _WORDS[text]
+        return
+    if text[:1] not in "[{-0123456789":
+        return
+    for read in (read_json, ast.literal_eval):
+        try:
+            value = read(text)
+            json.dumps(value, allow_nan=False)
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            continue
+        if isinstance(value, list | dict) or read is read_json:
+            yield value
+
+
+def _kinds(schema: Any) -> set[str] | None:
+    """Return the names of the types that a schema allows, or None if it does not say."""
+    if not isinstance(schema, Mapping):
+        return None
+    if choices := [schema["const"]] if "const" in schema else schema.get("enum"):
+        return set().union(*map(_kind, choices))
+    if named := schema.get("type"):
+        return {named} if isinstance(named, str) else {*named}
+    found = [_kinds(branch) for branch in schema.get("anyOf") or schema.get("oneOf") or ()]
+    known = [kinds for kinds in found if kinds is not None]
+    return set().union(*known) if known and len(known) == len(found) else None
+
+
+def _kind(value: Any) -> set[str]:
+    """Return the names that JSON schemas have for a value's type."""
+    if isinstance(value, float) and value.is_integer():
+        return {"integer", "number"}
+    return _KINDS[type(value)]
+
+
+def json_text(arguments: Any) -> str:
+    """Return a call's arguments as JSON text, unless they are text already."""
+    return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+
+
+def _gemma_json(body: str) -> str:
+    """Convert `text:<|"|>a<|"|>,count:1}` to JSON; Python's constants are allowed."""
+
+    def bare(match: re.Match[str]) -> str:
+        word = match[1].strip()
+        return json.dumps(word if match[2] else next(_readings(word), word)) + match[2]
+
+    pieces = enumerate(("{" + body).split(_QUOTE))
+    return "".join(json.dumps(piece) if index % 2 else _BARE.sub(bare, piece) for index, piece in pieces)

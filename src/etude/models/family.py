@@ -11,13 +11,12 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias, get_args
+from typing import Any, get_args
 
 from etude.core.message import Message, Tool, message_text
 from etude.core.sample import shared_length
-from etude.models.answer_parsing import Reader, RendererReader, TemplateReader
-from etude.models.arguments import SYNTAXES
-from etude.models.probe import ANSWER, CONVERSATIONS, PROBES, QUESTION, THOUGHT, TOOL, is_written
+from etude.models.answer_parsing import SYNTAXES, Reader, RendererReader, TemplateReader
+from etude.models.probe import ANSWER, MORE, PROBES, QUESTION, RESULT, THOUGHT, TOOL, is_written
 from etude.models.rendering import INLINE, Options, Rendering
 
 _LEFT_OUT = {"auto", "default", "custom", "gpt-oss"}
@@ -51,10 +50,9 @@ class Family:
     """How answers are read and conversations extended."""
 
     reader: Reader
-    extender: RendererReader | None
-    extends_after: frozenset[str]
-    """The roles of new messages that `extender` adds as the template does. Other roles, and models
-    without an extender, use the difference between the template's renderings."""
+    extends: bool
+    """Whether the reader's package adds results of tools to a prompt as the template does. Other messages
+    need the difference between the template's renderings."""
     written: tuple[str, ...]
     """The kinds of probe answers that the template can write."""
 
@@ -66,58 +64,81 @@ class Family:
         tools: Sequence[Tool],
     ) -> tuple[int, ...] | None:
         """Return the prompt that extends the tokens with messages, or None if the template has to do it."""
-        if self.extender is None or not {message["role"] for message in messages} <= self.extends_after:
+        is_able = self.extends and {message["role"] for message in messages} <= {"tool"}
+        if not is_able or not isinstance(self.reader, RendererReader):
             return None
-        extended = self.extender.extend(prompt_ids, completion_ids, messages, tools)
+        extended = self.reader.extend(prompt_ids, completion_ids, messages, tools)
         before = (*prompt_ids, *completion_ids)
         return extended if extended is not None and extended[: len(before)] == before else None
 
 
-def find_family(rendering: Rendering, options: Options, names: Sequence[str] = ()) -> Family:
+def find_family(rendering: Rendering, options: Options, name: str | None = None) -> Family:
     """Return the family whose answers the template writes under these options.
 
-    If `names` has families of `renderers`, only those are tried.
+    Of the families of `renderers`, only the one with this name is tried, if it is given.
     """
     written = tuple(written_answers(rendering, options))
-    reader: Reader = max(_text_readers(rendering), key=lambda each: _score(each, written))
-    extender, roles = None, frozenset[str]()
+    kinds = tuple(dict.fromkeys(answer.kind for answer in written))
+    score, reader = max(
+        ((_score(each, written), each) for each in _text_readers(rendering)), key=lambda tried: tried[0]
+    )
     added = set(rendering.tokenizer.get_added_vocab().values())
-    if _score(reader, written) < len(written) or any(added.intersection(each.ids) for each in written):
+    if score < len(written) or any(added.intersection(each.ids) for each in written):
         # If the whole syntax is plain text, `renderers` would find no special tokens to parse.
-        tried = list(_renderers(rendering, options, names, written))
-        best = max(tried, key=lambda each: (each.score, each.alike, len(each.extends_after)), default=None)
-        if best is not None and best.score >= _score(reader, written):
-            reader = best.reader
-        best = max(tried, key=lambda each: (len(each.extends_after), each.alike, each.score), default=None)
-        if best is not None and best.extends_after:
-            extender, roles = best.reader, best.extends_after
-    return Family(reader, extender, roles, tuple(dict.fromkeys(answer.kind for answer in written)))
-
-
-@dataclass(frozen=True, slots=True)
-class _Tried:
-    reader: RendererReader
-    score: int
-    """The number of written answers that it reads correctly."""
-    alike: int
-    """The number of conversations that it writes as the template does."""
-    extends_after: frozenset[str]
+        tried = _renderers(rendering, options, name, written)
+        best = max(tried, key=lambda each: each[:3], default=None)
+        if best is not None and best[0] >= score:
+            return Family(best[3], best[1], kinds)
+    return Family(reader, False, kinds)
 
 
 def _renderers(
-    rendering: Rendering, options: Options, names: Sequence[str], written: Sequence[WrittenAnswer]
-) -> Iterator[_Tried]:
+    rendering: Rendering, options: Options, name: str | None, written: Sequence[WrittenAnswer]
+) -> Iterator[tuple[int, bool, bool, RendererReader]]:
+    """Yield families of `renderers`: how many of the written answers each reads, whether it adds results of
+    tools as the template does, and whether it writes a conversation as the template does."""
     from renderers import RendererConfig
 
-    conversations = list(_conversations(rendering, options))
+    cycles = list(_tool_cycles(rendering, options))
+    talk = [QUESTION, PROBES["thinking"], MORE]
+    text, plain = rendering.text_or_none(talk, [], options, ask=True), [*map(rendering.for_template, talk)]
     known = [config.model_fields["name"].default for config in get_args(get_args(RendererConfig)[0])]
-    for family in names or [name for name in known if name not in _LEFT_OUT]:
+    for family in [name] if name else [name for name in known if name not in _LEFT_OUT]:
         for default in ({}, {"enable_thinking": False}):
             # A renderer may raise any exception when the tokenizer belongs to another family.
             with suppress(Exception):
                 reader = RendererReader(family, rendering.tokenizer, {**default, **options})
-                alike, roles = _compare(reader, conversations)
-                yield _Tried(reader, _score(reader, written), alike, roles)
+                extends, is_alike = _extends(reader, rendering, cycles), reader.write(plain) == text
+                yield _score(reader, written), extends, is_alike, reader
+
+
+def _tool_cycles(rendering: Rendering, options: Options) -> Iterator[list[tuple[int, ...]]]:
+    """Yield tokens of a call of a tool: the prompt, the call, and the prompt with the tool's result."""
+    for answer in (PROBES["a call"], PROBES["thinking and a call"]):
+        asked = rendering.text_or_none([QUESTION], [TOOL], options, ask=True)
+        closed = rendering.text_or_none([QUESTION, answer], [TOOL], options)
+        longer = rendering.text_or_none([QUESTION, answer, RESULT], [TOOL], options, ask=True)
+        if asked is None or closed is None or longer is None or not closed.startswith(asked):
+            continue
+        end = rendering.end_of_turn(asked, closed, longer)
+        written = closed if end is None or end[1] <= len(closed) else longer
+        end = end or next((each.span() for each in rendering.end_pattern.finditer(closed, len(asked))), None)
+        if end is not None:
+            yield rendering.encode([asked, written[len(asked) : end[1]], longer])
+
+
+def _extends(
+    reader: RendererReader, rendering: Rendering, cycles: Sequence[Sequence[tuple[int, ...]]]
+) -> bool:
+    """Return whether a family adds the tool's result as the template does, wherever it adds it."""
+    right = []
+    for prompt, completion, longer in cycles:
+        extended = reader.extend(prompt, completion, [rendering.for_template(RESULT)], [TOOL])
+        if extended is not None:
+            # The template may still rewrite an empty thought before it; that needs no new branch.
+            new = len(extended) - len(prompt) - len(completion)
+            right.append(extended[-new:] == longer[-new:])
+    return bool(right) and all(right)
 
 
 def _text_readers(rendering: Rendering) -> Iterator[TemplateReader]:
@@ -186,52 +207,6 @@ def written_turn(
 
 def _score(reader: Reader, written: Sequence[WrittenAnswer]) -> int:
     return sum(answer.is_understood_by(reader) for answer in written)
-
-
-_Conversation: TypeAlias = tuple[list[Message], list[Tool], str, "list[tuple[int, ...]] | None"]
-"""Messages, tools, the template's text, and the tokens of the prompt, of the answer and of all of it, if the
-answer's end is found."""
-
-
-def _conversations(rendering: Rendering, options: Options) -> Iterator[_Conversation]:
-    for *before, answer, more in CONVERSATIONS:
-        tools = [TOOL] if any(message.get("tool_calls") for message in (*before, answer)) else []
-        messages = [*before, answer, more]
-        asked = rendering.text_or_none(before, tools, options, ask=True)
-        closed = rendering.text_or_none(messages[:-1], tools, options)
-        longer = rendering.text_or_none(messages, tools, options, ask=True)
-        if asked is None or closed is None or longer is None:
-            continue
-        end = rendering.end_of_turn(asked, closed, longer)
-        written = closed if end is None or end[1] <= len(closed) else longer
-        end = end or next(
-            (match.span() for match in rendering.end_pattern.finditer(closed, len(asked))), None
-        )
-        ids = None
-        if end is not None and closed.startswith(asked):
-            ids = rendering.encode([asked, written[len(asked) : end[1]], longer])
-        yield [rendering.for_template(message) for message in messages], tools, longer, ids
-
-
-def _compare(family: RendererReader, conversations: Sequence[_Conversation]) -> tuple[int, frozenset[str]]:
-    """Compare a family with the template on the probe conversations. Return how many it writes alike, and the
-    roles after which it extends conversations, or starts anew, as the template does."""
-    alike = 0
-    agreed: set[str] = set()
-    failed: set[str] = set()
-    for messages, tools, text, ids in conversations:
-        alike += family.write(messages, tools) == text
-        if ids is None:
-            continue
-        (prompt, completion, expected), role = ids, messages[-1]["role"]
-        extended = family.extend(prompt, completion, messages[-1:], tools)
-        if extended is None:
-            continue
-        new = len(extended) - len(prompt) - len(completion)
-        # After tool calls a template may still rewrite an empty thought; that needs no new branch.
-        is_right = extended == expected or (role == "tool" and extended[-new:] == expected[-new:])
-        (agreed if is_right else failed).add(role)
-    return alike, frozenset(agreed - failed)
 
 
 def _essence(message: Message) -> tuple[Any, ...]:

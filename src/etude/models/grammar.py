@@ -15,14 +15,12 @@ from etude.core.call import Constraint, Sampling
 from etude.core.errors import ImpossibleCall
 from etude.core.json_text import read_json
 from etude.models.distribution import Adjuster, Adjustment, Bits, bitset_words
-from etude.models.transcript import resolve_escapes
 
 _WHITESPACE = r"[ ]?|\n[ \t]{0,16}"
 """Whitespace between parts of JSON, limited because an uncertain model could write it forever."""
 _THINK = ("<think>", "</think>")
 """The tags around a model's thoughts, which come before the constrained answer."""
-_LITERAL = re.compile(r'"(?:[^"\\]|\\.)*"')
-"""A string literal of JSON or Lark."""
+_ESCAPE = re.compile(r"\\u([0-9a-fA-F]{4})")
 _SCHEMA_ERROR = re.compile(r"failed to compile JSON schema: (.*)")
 FORM = "response_format"
 """The request field that asks for a constraint, whatever its kind."""
@@ -82,7 +80,8 @@ class Grammars:
             after = f" ({' | '.join(f'<[{token}]>' for token in ends)})?"
         if before or after:
             text = "\n".join([f"start: {before}answer{after}", *rules, f"answer: %lark {{\n{text}\n}}"])
-        if self._spells_token(constraint):
+        spelled = _ESCAPE.sub(lambda code: chr(int(code[1], 16)), constraint.text).replace("\\", "")
+        if any(token in spelled for token in self.tokenizer.get_added_vocab()):
             # llguidance would otherwise allow only the special token there, and then refuse it.
             text = f'%llguidance {{"no_forcing": true}}\n{text}'
         self._compiled(text, constraint.kind)
@@ -110,12 +109,6 @@ class Grammars:
         """Return the bytes that a token adds in the middle of a text; a special token adds its name."""
         # llguidance marks special tokens with the byte 0xff, and decodes it to nothing.
         return bytes(self._ll_tokenizer.decode_bytes([token])) or b"\xff"
-
-    def _spells_token(self, constraint: Constraint) -> bool:
-        """Return whether a form's text spells the name of an added token, like `<|im_end|>`."""
-        text = constraint.text if constraint.kind == "regex" else "".join(_LITERAL.findall(constraint.text))
-        spelled = resolve_escapes(text)
-        return any(token in spelled for token in self.tokenizer.get_added_vocab())
 
     @cached_property
     def _think_ids(self) -> tuple[int, int] | None:

@@ -62,16 +62,6 @@ PROBES: Mapping[str, Message] = {
 MORE: Message = {"role": "user", "content": "And more?"}
 RESULT: Message = {"role": "tool", "tool_call_id": "probe0000", "name": NAME, "content": "A probed result."}
 
-CONVERSATIONS: tuple[tuple[Message, ...], ...] = (
-    (QUESTION, PROBES["text"], MORE),
-    (QUESTION, PROBES["thinking"], MORE),
-    (QUESTION, PROBES["a call"], RESULT),
-    (QUESTION, PROBES["thinking and a call"], RESULT),
-    (QUESTION, PROBES["a call"], RESULT, PROBES["text"], MORE),
-    (QUESTION, PROBES["thinking and a call"], RESULT, PROBES["text"], MORE),
-)
-"""Conversations that continue after an answer."""
-
 
 def is_written(answer: Message, text: str) -> bool:
     """Return whether a rendering contains all parts of a probe answer: omitted parts cannot be read back."""

@@ -7,19 +7,22 @@ tokens stay exactly as they were sampled.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
 
 from etude.core.call import Call, ChatRequest, Completion, continues
-from etude.core.message import Message, Tool
+from etude.core.errors import RequestError
+from etude.core.message import Message, Tool, message_text
 from etude.core.sample import shared_length
 from etude.models.answer_parsing import RendererReader
 from etude.models.family import Family, find_family, probed_turn
 from etude.models.probe import MORE, PROBES, QUESTION, RESULT, THOUGHT, TOOL, CallForm, call_form
 from etude.models.rendering import Options, Rendering
-from etude.models.transcript import Transcript, split_turns, transcript
+
+_SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,22 @@ class Prompt:
         return self.fault is not None and not self.fault.on_purpose
 
 
+Transcript = tuple[tuple[int, ...], tuple[bool, ...]]
+"""Token ids of a finished conversation, and for each whether the assistant would have sampled it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A part of a conversation's text, which is cut where the assistant's turns start and end."""
+
+    before: str
+    """The end-of-turn token just before the text, or nothing."""
+    text: str
+    is_sampled: bool = False
+    end: str = ""
+    """The end-of-turn token that ends a sampled text."""
+
+
 class ChatTemplate:
     """A tokenizer's chat template: renders prompts and parses answers."""
 
@@ -74,11 +93,10 @@ class ChatTemplate:
         return self._families(json.dumps(dict(settled), sort_keys=True))
 
     def _find_family(self, settled: str) -> Family:
-        options, names = json.loads(settled), list[str]()
-        if options:
-            usual = self.family()
-            names = [each.name for each in (usual.reader, usual.extender) if isinstance(each, RendererReader)]
-        return find_family(self.rendering, options, names)
+        options, name = json.loads(settled), None
+        if options and isinstance(usual := self.family().reader, RendererReader):
+            name = usual.name
+        return find_family(self.rendering, options, name)
 
     def prompt(self, request: ChatRequest) -> Prompt:
         """Return the prompt of a request, which extends an earlier call's tokens wherever that is possible.
@@ -107,8 +125,18 @@ class ChatTemplate:
         return Prompt(self.rendering.ids(text), self._fault(request, messages, call))
 
     def transcript(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Transcript:
-        """Return the tokens of a finished conversation. Raises errors as `require_written` does."""
-        return transcript(self.rendering, messages, tools)
+        """Return the tokens of a finished conversation. Raises errors as `require_written` does.
+
+        A message with `weight` 0 counts as not sampled, as in OpenAI's training files.
+        """
+        pieces = _split_turns(self.rendering, messages, tools)
+        ids, sampled = list[int](), list[bool]()
+        encoded = self.rendering.encode([piece.before + piece.text for piece in pieces])
+        for piece, own in zip(pieces, encoded, strict=True):
+            new = self.rendering.after(piece.before, piece.text, own)
+            ids += new
+            sampled += [piece.is_sampled] * len(new)
+        return tuple(ids), tuple(sampled)
 
     def require_written(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> None:
         """Raise RequestError if a finished conversation cannot be trained on as it is.
@@ -116,7 +144,7 @@ class ChatTemplate:
         The template may render a turn differently once the conversation continues, or write an answer
         incompletely. Raises ImpossibleCall if the template refuses the messages.
         """
-        split_turns(self.rendering, messages, tools)
+        _split_turns(self.rendering, messages, tools)
 
     def completion_ids(self, text: str) -> tuple[int, ...]:
         """Return the token ids of an answer that was written, not sampled, with its end of turn."""
@@ -260,3 +288,112 @@ def _name_tools(messages: Sequence[Message]) -> list[Message]:
         else message
         for message in messages
     ]
+
+
+def _split_turns(rendering: Rendering, messages: Sequence[Message], tools: Sequence[Tool]) -> list[_Piece]:
+    """Cut a conversation into pieces. Raises errors as `ChatTemplate.require_written` does."""
+    turns = [
+        index
+        for index, message in enumerate(messages)
+        if message.get("role") == "assistant" and message.get("weight") != 0
+    ]
+    if 0 in turns:
+        raise RequestError(
+            "the conversation begins with an answer of the assistant, which needs a prompt; put a message of "
+            "the user before it, or give it the weight 0"
+        )
+    pieces: list[_Piece] = []
+    for index in turns:
+        asked = rendering.text(messages[:index], tools, {}, ask=True)
+        for place, message in enumerate(messages[:index], start=1):
+            for call in message.get("tool_calls") or ():
+                if (name := call["function"]["name"]) not in asked:
+                    raise RequestError(
+                        f"message {place}: the model's chat template does not write the call of {name!r}; "
+                        "choose a model whose template writes tool calls"
+                    )
+        pieces += _turn(rendering, pieces, messages, index, tools, asked)
+    return pieces
+
+
+def _turn(
+    rendering: Rendering,
+    earlier: Sequence[_Piece],
+    messages: Sequence[Message],
+    index: int,
+    tools: Sequence[Tool],
+    asked: str,
+) -> tuple[_Piece, _Piece]:
+    """Return the text since the assistant's last turn, and the text of the turn in message `index`.
+
+    `earlier` has the pieces before it; `asked` is the rendering before the turn.
+    """
+    closed = rendering.text(messages[: index + 1], tools, {}, ask=False)
+    done = "".join(piece.text for piece in earlier)
+    ends = [end.span() for end in rendering.end_pattern.finditer(closed, len(asked))]
+    end, written = (ends[0] if ends else None), closed
+    if len(ends) != 1:
+        # A continuation shows which token ends the turn: some templates also end the whole conversation.
+        usual = RESULT if messages[index].get("tool_calls") else QUESTION
+        following = messages[index + 1] if index + 1 < len(messages) else usual
+        written = rendering.text_or_none([*messages[: index + 1], following], tools, {}) or closed
+        end = rendering.end_of_turn(asked, closed, written)
+        if end is None and ends:
+            end, written = ends[-1], closed
+    if not closed.startswith(asked):
+        raise RequestError(
+            f"message {index + 1}: the prompt ends with {asked[-_SHOWN_CHARACTERS:]!r}, after which the "
+            "model's chat template does not write this answer; where that begins a thought, give the answer "
+            "its reasoning_content, or choose another model"
+        )
+    if not asked.startswith(done) or end is None:
+        raise RequestError(
+            f"the chat template cannot extend a conversation at message {index + 1}; train on "
+            "single turns instead"
+        )
+    # The prompt may contain the start of the answer, such as the marker of its thinking.
+    before = [end.end() for end in rendering.end_pattern.finditer(asked)]
+    begun = before[-1] if before else len(asked)
+    _require_whole(messages[index], f"message {index + 1}", written[begun : end[0]], rendering)
+    return (
+        _Piece(earlier[-1].end if earlier else "", asked[len(done) :]),
+        _Piece("", written[len(asked) : end[1]], is_sampled=True, end=written[slice(*end)]),
+    )
+
+
+def _require_whole(message: Message, where: str, written: str, rendering: Rendering) -> None:
+    """Raise RequestError if the template does not write all parts of an answer.
+
+    Whitespace is ignored: many templates add some around parts, and strip the content.
+    """
+    squeezed = _strip_spaces(written)
+    said = {
+        "content": message_text(message),
+        "reasoning_content": message.get("reasoning_content") or "",
+        "name": message.get("name") or "",
+    }
+    for field, text in said.items():
+        if _strip_spaces(text) not in squeezed:
+            raise RequestError(
+                f"{where}: the model's chat template does not write all of {field}, so that it would not be "
+                f"learned: {text[:_SHOWN_CHARACTERS]!r}; leave it out, or put it into the content as the "
+                "model is to write it"
+            )
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    for name, count in Counter(function["name"] for function in functions).items():
+        if squeezed.count(_strip_spaces(name)) < count:
+            raise RequestError(
+                f"{where}: the model's chat template does not write all calls of {name!r}, so that they "
+                "would not be learned; choose a model whose template writes tool calls, or put the calls "
+                "into the content as the model is to write them"
+            )
+    texts = [*said.values(), *(str(function["arguments"]) for function in functions)]
+    if ends := next(filter(None, map(rendering.end_pattern.search, texts)), None):
+        raise RequestError(
+            f"{where}: it holds {ends[0]!r}, with which the model ends its turn, so that it would learn to "
+            "stop there; take it out"
+        )
+
+
+def _strip_spaces(text: str) -> str:
+    return "".join(text.split())
