@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 60_069,
-    "modules": 299,
-    "lines of tests": 47_293,
+    "lines of source": 59_820,
+    "modules": 297,
+    "lines of tests": 47_138,
     "benchmark files": 12,
     "config keys": 318,
 }

@@ -41,8 +41,6 @@ SHARDED = [
     ("grpo by sequence", "padded", "lora"),
     ("grpo", "tree", "half"),
     ("grpo", "padded", "half lora"),
-    ("dpo", "tree", "lora on both ends"),
-    ("grpo", "padded", "lora on both ends"),
 ]
 UNITS, STEP = 8, 5
 """Units of a job and of its steps, of which the last is shorter."""
@@ -53,8 +51,7 @@ def make_learner(packing: str, weights: str, team: Team | None = None, **options
     if "half" in weights:
         policy.model.to(torch.bfloat16)
     if "lora" in weights:
-        layers = ["lm_head", "embed_tokens"] if "both ends" in weights else None
-        policy.use_lora(LoraOptions(r=4, target_modules=layers), seed=0)
+        policy.use_lora(LoraOptions(r=4), seed=0)
     policy.keep_base()
     settings = {"learning_rate": 1e-3, "token_budget": 60, "weight_decay": 0.1} | options
     return Learner(policy, LearnerOptions(packing=packing, **settings), team=team)  # type: ignore[arg-type]

@@ -222,7 +222,7 @@ class LoraConfig(BaseModel, extra="forbid"):
     alpha: float = Field(default=32.0, gt=0)
     """Scale: updates are multiplied by alpha / r."""
     target_modules: list[str] | None = None
-    """Names of layers for LoRA weights, linear or embeddings. Default: all linear layers but the head."""
+    """Names of linear layers for LoRA weights. Default: all but the head."""
 
 
 class LocalAdapterConfig(TrainerAdapterConfig, name="local"):

@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import torch
 from torch.nn import functional
 
-from etude.engines.fused_weights import AfterNorm, FusedLayer, PackedLinear, fused_layer, is_gemma, low_rank
+from etude.engines.fused_weights import AfterNorm, FusedLayer, PackedLinear, fused_layer, is_gemma
 from etude.engines.kv_slots import KvSlots, SlotLayer
 from etude.engines.step_inputs import RaggedInputs, RowGroup, Spans
 from etude.models.architecture import SLIDING, layer_kinds, text_config, without_lora
@@ -73,7 +73,6 @@ class FusedLlama:
         self._least = torch.tensor((self._eps * config.hidden_size) ** 0.5, device=device)
         self._window: int | None = getattr(text_config(model), "sliding_window", None)
         self._embedding = body.embed_tokens.weight.detach()
-        self._embedding_low = low_rank(body.embed_tokens)
         self._is_gemma = is_gemma(model)
         root = torch.tensor(config.hidden_size**0.5, dtype=self._embedding.dtype, device=device)
         self._embedding_scale = root.float() if self._is_gemma else None
@@ -88,7 +87,6 @@ class FusedLlama:
         inner = without_lora(model)
         for mine, layer in zip(self.layers, inner.model.layers, strict=True):
             _copy_tensors(fused_layer(layer, inner.config), mine)
-        _copy_tensors(low_rank(inner.model.embed_tokens), self._embedding_low)
         _copy_tensors(AfterNorm(inner.model.norm, [inner.lm_head]), self._head)
 
     def __call__(self, inputs: RaggedInputs, kv: KvSlots, read: torch.Tensor) -> torch.Tensor:
@@ -118,8 +116,6 @@ class FusedLlama:
     def embed(self, ids_N: torch.Tensor) -> torch.Tensor:
         """Return the input of the first layer [N, E] in float32."""
         x_NE: torch.Tensor = self._embedding.index_select(0, ids_N).float()
-        if (low := self._embedding_low) is not None:
-            x_NE.add_(low.down.t().index_select(0, ids_N) @ low.up.t())
         return x_NE if self._embedding_scale is None else x_NE.mul_(self._embedding_scale)
 
     def _heads(self, layer: FusedLayer, x_NE: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from etude.models.architecture import base_layer, without_lora
+from etude.models.architecture import without_lora
 
 _LLAMAS = "LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"
 _GEMMAS = "GemmaForCausalLM", "Gemma3ForCausalLM"
@@ -143,10 +143,8 @@ def _is_plain(model: Any, classes: Sequence[str]) -> bool:
     return (
         dtypes in ({torch.float32}, {torch.bfloat16})
         and ropes <= {*_FIXED_ROPE}
-        and isinstance(base_layer(body.embed_tokens), nn.Embedding)
-        and not getattr(body.embed_tokens, "lora_variant", None)
-        and isinstance(base_layer(inner.lm_head), nn.Linear)
-        and not getattr(inner.lm_head, "lora_variant", None)
+        and isinstance(body.embed_tokens, nn.Embedding)
+        and isinstance(inner.lm_head, nn.Linear)
         and all(_is_affine(module) for name, module in body.layers.named_modules() if name.endswith("_proj"))
     )
 
@@ -190,7 +188,8 @@ def linear(
 
     In float32, LoRA weights are merged. `scale` has factors [in] of the input, for merged layers only.
     """
-    bases, lows = [base_layer(module) for module in modules], [low_rank(module) for module in modules]
+    bases = [getattr(module, "base_layer", module) for module in modules]
+    lows = [_low_rank(module) for module in modules]
     weights = [base.weight.detach() for base in bases]
     merges = weights[0].dtype == torch.float32
     low = None if merges else _join_lora(lows, weights, in_order)
@@ -207,17 +206,12 @@ def linear(
     return PackedLinear(weight, in_order(biases) if biases else None, low)
 
 
-def low_rank(module: Any) -> LowRank | None:
-    """Return the LoRA weights of a linear layer or an embedding, or None."""
+def _low_rank(module: Any) -> LowRank | None:
+    """Return the LoRA weights of a linear layer, or None."""
     if not hasattr(module, "get_delta_weight"):
         return None
-    names = module.active_adapters
-    if names and names[0] in module.lora_embedding_A:
-        downs = [module.lora_embedding_A[name].detach() for name in names]
-        ups = [module.lora_embedding_B[name].detach() * module.scaling[name] for name in names]
-    else:
-        downs = [module.lora_A[name].weight.detach() for name in names]
-        ups = [module.lora_B[name].weight.detach() * module.scaling[name] for name in names]
+    downs = [module.lora_A[name].weight.detach() for name in module.active_adapters]
+    ups = [module.lora_B[name].weight.detach() * module.scaling[name] for name in module.active_adapters]
     return LowRank(torch.cat(downs), torch.cat(ups, dim=1))
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
 from collections import defaultdict
-from collections.abc import Mapping, Sequence, Set
 from inspect import signature
 from typing import Any
 
@@ -103,31 +100,6 @@ def language_parts(model: Any) -> list[torch.nn.Module]:
     return [plain.get_decoder(), plain.get_output_embeddings()]
 
 
-def lora_exclusions(model: Any) -> list[str]:
-    """Return the names of layers that cannot have LoRA weights, or where they would have no effect.
-
-    State-space kernels read the weights of some layers, like convolutions, without calling them. Routers
-    return more than a product, some embeddings more than a row. Vision and audio layers get no text.
-    """
-    within = {id(module) for part in language_parts(model) for module in part.modules()}
-    excluded = []
-    for name, module in model.named_modules():
-        if isinstance(module, _LORA_KINDS) and (id(module) not in within or _computes_more(module)):
-            excluded.append(name)
-        if hasattr(module, "A_log") and hasattr(module, "D"):
-            excluded += [f"{name}.{part}" for part in _UNCALLED if hasattr(module, part)]
-    return excluded
-
-
-def _computes_more(module: Any) -> bool:
-    """Return whether a layer computes more than its matrix does, which LoRA weights cannot change."""
-    if isinstance(module, torch.nn.Embedding):
-        # peft supports one special embedding: the one with scaled rows.
-        is_scaled = hasattr(module, "embed_scale")
-        return not is_scaled and type(module).forward is not torch.nn.Embedding.forward
-    return not isinstance(module, torch.nn.Linear) or "Router" in type(module).__name__
-
-
 def count_parameters(config: Any) -> int:
     """Count the parameters of a model with this config. Raises ValueError as `model_class` does."""
     with torch.device("meta"):
@@ -170,86 +142,61 @@ def logit_error(logits: torch.Tensor, plain: torch.Tensor, dtype: torch.dtype) -
     return None if within else f"{difference:.1g}"  # NaN is not within either.
 
 
-def base_layer(layer: Any) -> Any:
-    """Return a layer without its LoRA weights."""
-    return getattr(layer, "base_layer", layer)
-
-
-_TIED = "Model has `tie_word_embeddings=True`"
-"""The start of a peft warning about merging LoRA weights into a shared weight, which `merge_lora` avoids."""
-
-
 def with_lora(model: Any, config: Any) -> Any:
-    """Add LoRA weights to a model, as peft's `LoraConfig` says.
+    """Add LoRA weights to linear layers of a model, as peft's `LoraConfig` says.
 
     Raises RequestError if a name fits no layer that can have LoRA weights, or if layers share their weight.
     """
     from peft import get_peft_model
 
-    layers, is_named = dict(model.named_modules()), not isinstance(config.target_modules, str)
-    excluded, why = set(lora_exclusions(model)), None
-    config.exclude_modules = excluded or None
+    layers, able = dict(model.named_modules()), _lora_layers(model)
+    kinds = [(path, layer) for path, layer in layers.items() if isinstance(layer, _LORA_KINDS)]
+    config.exclude_modules = [path for path, _ in kinds if path not in able] or None
+    names, why = config.target_modules, None
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=_TIED)
-            model = get_peft_model(model, config)
+        model = get_peft_model(model, config)
     except ValueError as error:
         why = first_line(error)
     # peft has already removed the names of experts that transformers stores as one tensor.
-    names = sorted(config.target_modules) if is_named else []
-    if why := _why_not(layers, names, excluded) or why or _why_shared(model):
+    for name in [] if isinstance(names, str) else sorted(config.target_modules):
+        if not any(path == name or path.endswith(f".{name}") for path in able):
+            known = ", ".join(sorted({path.rpartition(".")[2] for path in able}))
+            why = f"none can be put on '{name}'; 'target_modules' can name {known}"
+    if why := why or _why_shared(model):
         raise RequestError(f"LoRA weights do not fit this model: {why}")
     return model
 
 
-def merge_lora(model: Any) -> Any:
-    """Return a copy of a model, with its LoRA weights merged into its own weights.
+def _lora_layers(model: Any) -> set[str]:
+    """Return the names of the layers that can have LoRA weights: they get text, and multiply by a matrix.
 
-    If head and embedding share a weight and one of them has LoRA weights, the copy gets a separate head.
+    State-space kernels read the weights of some layers without calling them. Routers return more than a
+    product. Vision and audio layers get no text. The head and the embeddings often share a weight.
     """
-    model = copy.deepcopy(model)
-    plain = without_lora(model)
-    head, embedding = plain.get_output_embeddings(), plain.get_input_embeddings()
-    is_shared = head is not None and head.weight is embedding.weight
-    if is_shared and any(hasattr(layer, "base_layer") for layer in (head, embedding)):
-        own = base_layer(head)
-        own.weight = nn.Parameter(own.weight.detach().clone(), requires_grad=False)
-        plain.config.tie_word_embeddings = text_config(plain).tie_word_embeddings = False
-    return model.merge_and_unload()
-
-
-def _why_not(layers: Mapping[str, Any], names: Sequence[str], excluded: Set[str]) -> str | None:
-    """Return why layers with these names, or name endings, cannot have LoRA weights; None if they can."""
     from transformers.pytorch_utils import Conv1D
 
-    able = {
-        path
-        for path, layer in layers.items()
-        if isinstance(layer, nn.Linear | nn.Embedding | Conv1D) and path not in excluded
+    within = {id(module) for part in language_parts(model) for module in part.modules()}
+    within.discard(id(without_lora(model).get_output_embeddings()))
+    uncalled = {
+        f"{name}.{part}"
+        for name, module in model.named_modules()
+        if hasattr(module, "A_log") and hasattr(module, "D")
+        for part in _UNCALLED
     }
-    known = ", ".join(sorted({path.rpartition(".")[2] for path in able}))
-    for name in names:
-        meant = [path for path in layers if path == name or path.endswith(f".{name}")]
-        if not meant:
-            return f"it has no layer that is called '{name}'; 'target_modules' can name {known}"
-        odd = [path for path in meant if path not in able and path not in excluded]
-        if odd or not able.intersection(meant):
-            kind = type(layers[(odd or meant)[0]]).__name__
-            return f"none can be put on '{name}' ({kind}); 'target_modules' can name {known}"
-    return None
+    return {
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | Conv1D) and id(module) in within and name not in uncalled
+        if "Router" not in type(module).__name__
+    }
 
 
 def _why_shared(model: Any) -> str | None:
-    """Return why a model's LoRA weights cannot be merged, or None if they can.
-
-    Layers that share a weight are the reason, except for head and embedding: `merge_lora` separates these.
-    """
-    plain, paths = without_lora(model), defaultdict(list)
-    ends = {id(base_layer(end)) for end in (plain.get_output_embeddings(), plain.get_input_embeddings())}
-    for path, layer in plain.named_modules(remove_duplicate=False):
-        if id(layer) not in ends:
-            for weight in layer.parameters(recurse=False):
-                paths[id(weight)].append(path)
+    """Return why a model's LoRA weights cannot be merged, because layers share a weight; None if they can."""
+    paths = defaultdict(list)
+    for path, layer in without_lora(model).named_modules(remove_duplicate=False):
+        for weight in layer.parameters(recurse=False):
+            paths[id(weight)].append(path)
     for shared in paths.values():
         if len(shared) > 1 and any(path.endswith(".base_layer") for path in shared):
             layers = " and ".join(path.removesuffix(".base_layer") for path in shared)

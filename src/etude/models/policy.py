@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from etude.core.errors import EngineError, RequestError, StoreError
 from etude.core.job import ModelVersion
-from etude.models.architecture import count_parameters, language_parts, merge_lora, why_unusable, with_lora
+from etude.models.architecture import count_parameters, language_parts, why_unusable, with_lora
 from etude.models.device import choose_device, choose_dtype, limit_threads
 from etude.models.text_codec import TextCodec, load_tokenizer
 from etude.models.weights import (
@@ -39,7 +39,7 @@ class LoraOptions:
     r: int = 16
     alpha: float = 32.0
     target_modules: Sequence[str] | None = None
-    """Names of the modules with LoRA weights; None means all linear layers except the head."""
+    """Names of the modules with LoRA weights; None means all that can have them."""
 
 
 class Policy:
@@ -276,7 +276,7 @@ class Policy:
         """
         silence_transformers()
         with self.lock:
-            model = merge_lora(self.model) if self.is_lora and merge else self.model
+            model = copy.deepcopy(self.model).merge_and_unload() if self.is_lora and merge else self.model
             if model is self.model and self.is_lora:
                 # peft writes the path of the base's folder, which other machines do not have.
                 base = Path(self.source)
