@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 59_820,
-    "modules": 297,
-    "lines of tests": 47_138,
+    "lines of source": 59_783,
+    "modules": 295,
+    "lines of tests": 47_134,
     "benchmark files": 12,
     "config keys": 318,
 }

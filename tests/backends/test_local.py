@@ -23,8 +23,7 @@ from etude.core.errors import CapabilityError, ConfigError, MissingExtraError, R
 from etude.core.interfaces import innermost
 from etude.core.job import TrainingStatusEnum
 from etude.engines import local as local_model
-from etude.engines.decoder import make_decoder
-from etude.engines.embedded import EmbeddedEngine
+from etude.engines.embedded import EmbeddedEngine, make_decoder
 from etude.engines.programs import Command, Launcher, LocalChild, LocalLauncher, Program
 from etude.loop.targets import assemble_trainer
 from etude.models.policy import Policy
@@ -246,7 +245,7 @@ def test_a_large_base_that_is_shared_has_no_copies_that_are_faster(monkeypatch):
     first = fresh_policy()
     first.share_tensors()
     assert make_decoder(first, slots=2, deterministic=False)._fused is not None
-    monkeypatch.setattr("etude.engines.slot_decoder._COPIED", 1000)
+    monkeypatch.setattr("etude.engines.decoder._COPIED", 1000)
     assert make_decoder(first, slots=2, deterministic=False)._fused is None
     assert make_decoder(fresh_policy(), slots=2, deterministic=False)._fused is not None
 

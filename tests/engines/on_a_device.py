@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from etude.core.call import Sampling
-from etude.engines.decoder import make_decoder
+from etude.engines.embedded import make_decoder
 from etude.engines.sampler import LiveRow, uniforms
 from tests.models.tiny_models import family
 from tests.pretended import moved, pretending

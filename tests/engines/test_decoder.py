@@ -8,9 +8,9 @@ import pytest
 
 from etude.core.call import Sampling
 from etude.engines import step_inputs
-from etude.engines.decoder import RecomputeDecoder, make_decoder
+from etude.engines.decoder import RecomputeDecoder, SlotDecoder
+from etude.engines.embedded import make_decoder
 from etude.engines.sampler import LiveRow, uniforms
-from etude.engines.slot_decoder import SlotDecoder
 from tests.models.tiny_models import family, policy, true_logprobs
 from tests.support import one_quick
 

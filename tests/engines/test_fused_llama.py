@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from etude.engines import fused_weights
-from etude.engines.decoder import make_decoder
+from etude.engines.embedded import make_decoder
 from etude.engines.fused_weights import can_fuse
 from etude.models.policy import LoraOptions
 from tests.engines.test_decoder import assert_right, drawn_ids, live

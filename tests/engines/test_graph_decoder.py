@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from etude.core.call import Sampling
 from etude.engines import graph_decoder
-from etude.engines.decoder import make_decoder
+from etude.engines.embedded import make_decoder
 from etude.engines.graph_decoder import GraphDecoder, PassShape, cuda_graphs
 from etude.engines.sampler import LiveRow, uniforms
 from etude.models.device import choose_device

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from etude.core.sample import shared_length
 from etude.engines import decoder as decoders
 from etude.engines import step_inputs as module
-from etude.engines.decoder import make_decoder
+from etude.engines.embedded import make_decoder
 from etude.engines.step_inputs import Prefix, shared_prefixes
 from tests.engines.test_decoder import assert_right, drawn_ids, live, run
 from tests.models.tiny_models import family, policy, true_logprobs

@@ -18,9 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from etude.core.call import Constraint, Delta, Sampling
 from etude.core.errors import EngineAway, EngineError, ImpossibleCall
-from etude.engines.vllm_engine import VllmEngine
+from etude.engines.vllm_engine import VllmEngine, VllmProcesses
 from etude.engines.vllm_process import VllmOptions, VllmProcess
-from etude.engines.vllm_processes import VllmProcesses
 from etude.models.distribution import adjust_logits
 from etude.models.policy import LoraOptions, Policy
 from etude.models.text_codec import TextCodec

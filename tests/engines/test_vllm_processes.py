@@ -25,9 +25,8 @@ import etude.engines
 from etude.core.call import Completion
 from etude.core.errors import EngineAway, EngineError
 from etude.engines.programs import MaskedLog
-from etude.engines.vllm_engine import VllmEngine
+from etude.engines.vllm_engine import VllmEngine, VllmProcesses
 from etude.engines.vllm_process import VllmOptions, VllmProcess
-from etude.engines.vllm_processes import VllmProcesses
 from etude.models.text_codec import TextCodec
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from tests.engines.test_vllm import make_options

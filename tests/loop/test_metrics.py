@@ -11,7 +11,6 @@ from etude.loop.evaluation import item_rows
 from etude.loop.evaluation import score_statistics as scores_of_result
 from etude.loop.metrics import (
     collection_metrics,
-    judged_rewards,
     reason_for_skip,
     reason_to_stop,
     reward_metrics,
@@ -139,8 +138,8 @@ def test_groups_with_equal_rewards_are_counted_where_rewards_are_compared():
 
 
 def test_validations_count_where_there_are_any_and_epochs_otherwise():
-    assert judged_rewards(history([0.1, 0.2], {0: 0.5})) == [0.5]
-    assert judged_rewards(history([0.1, None, 0.2])) == [0.1, 0.2]
+    assert reason_to_stop(history([0.1, 0.9], {0: 0.5}), None, 0.9) is None
+    assert "training-episode reward 0.900" in reason_to_stop(history([0.1, 0.9, None]), None, 0.9)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +165,7 @@ def test_the_target_ends_when_the_last_reward_reaches_it(reward, stops):
 
 def test_a_resumed_run_looks_only_at_what_was_known_then():
     past = history([0.1, 0.2, 0.3], {0: 0.1, 1: 0.9, 2: 0.2, 3: 0.2}).until(2)
-    assert judged_rewards(past) == [0.1, 0.9, 0.2]
+    assert [entry.reward.mean for entry in past.validations] == [0.1, 0.9, 0.2]
     assert [entry.epoch for entry in past.epochs] == [1, 2]
 
 

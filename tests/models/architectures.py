@@ -12,8 +12,8 @@ from typing import Any
 import torch
 import transformers
 
-from etude.engines.decoder import make_decoder
-from etude.engines.slot_decoder import SlotDecoder
+from etude.engines.decoder import SlotDecoder
+from etude.engines.embedded import make_decoder
 from etude.learner.tree_passes import tree_refusal
 from etude.models.architecture import layer_kinds, model_class
 from etude.models.policy import LoraOptions, Policy

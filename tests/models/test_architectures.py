@@ -12,7 +12,7 @@ import transformers
 
 from etude.algorithms.grpo import Grpo
 from etude.core.errors import RequestError
-from etude.engines.decoder import make_decoder
+from etude.engines.embedded import make_decoder
 from etude.learner.objective import Unit
 from etude.models.architecture import logit_error
 from etude.models.policy import LoraOptions, Policy

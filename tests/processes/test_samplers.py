@@ -15,8 +15,8 @@ import pytest
 import pytest_asyncio
 
 from etude.core.errors import EngineError
+from etude.engines.vllm_engine import VllmProcesses
 from etude.engines.vllm_process import VllmOptions, VllmProcess
-from etude.engines.vllm_processes import VllmProcesses
 from etude.processes.ray_cluster import connect_ray
 from etude.processes.ray_nodes import RayChild, RayLauncher
 from tests.engines.test_vllm import make_options

@@ -104,7 +104,7 @@ class FailureCause(DataModel):
     @property
     def key(self) -> tuple[str, str]:
         """A key that is equal for all failures of one cause."""
-        return self.kind, without_numbers(self.reason)
+        return self.kind, _VARYING.sub("#", self.reason)
 
     def __str__(self) -> str:
         return f"{self.count} × {self.kind}: {self.reason}"
@@ -201,8 +201,3 @@ class EvaluationRunOutput(DataModel):
 
 _VARYING = re.compile(r"[0-9a-f]{8,}|[0-9]+", re.IGNORECASE)
 """The parts of a message that differ between failures of one cause: numbers, ids, digests."""
-
-
-def without_numbers(message: str) -> str:
-    """Return the message with numbers, ids and digests replaced, so that equal causes have equal texts."""
-    return _VARYING.sub("#", message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -10,16 +11,43 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import torch
+
 from etude.core.call import ChatRequest, Completion, Delta, Sampling, Usage
 from etude.core.errors import EngineError, ImpossibleCall
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.engines.answer import TokenEngine, before_stop, sample_message
-from etude.engines.decoder import Decoder, make_decoder
+from etude.engines.decoder import MOST_ROWS, RaggedDecoder, RecomputeDecoder, SlotDecoder, fuses
+from etude.engines.graph_decoder import GraphDecoder
 from etude.engines.sampler import LiveRow, uniforms
-from etude.engines.slot_decoder import MOST_ROWS
+from etude.models.architecture import takes_key_value_slots
 from etude.models.policy import Policy
 from etude.models.text_codec import TextCodec
+
+Decoder: TypeAlias = SlotDecoder | GraphDecoder | RecomputeDecoder
+
+_LOG = logging.getLogger("etude.engine")
+
+
+def make_decoder(policy: Policy, *, slots: int, deterministic: bool) -> Decoder:
+    """Return the fastest decoder that is correct for the policy's architecture."""
+    if deterministic and policy.device.type == "cpu":
+        # With more threads, the order of additions would depend on the machine's load.
+        torch.set_num_threads(1)
+    if not takes_key_value_slots(policy.model):
+        return RecomputeDecoder(policy, deterministic=deterministic)
+    if deterministic or not fuses(policy):
+        return SlotDecoder(policy, slots=slots, deterministic=deterministic)
+    if policy.device.type != "cuda":
+        return RaggedDecoder(policy, slots=slots)
+    with torch.inference_mode():
+        decoder = GraphDecoder(policy)
+        reason = decoder.why_wrong()
+    if reason is None:
+        return decoder
+    _LOG.warning("tokens are sampled by the model's own modules, more slowly: %s", reason)
+    return SlotDecoder(policy, slots=slots, deterministic=False)
 
 
 @dataclass(slots=True, eq=False)

@@ -141,7 +141,8 @@ def build_config(
         finetuning["run_configuration"] = {"validation_dataset": dataset_config(parts["validation"])}
     _add_components(data, finetuning, parts)
     if (targets := parts.get("targets")) is not None:
-        named = targets if isinstance(targets, Mapping) else {name: {} for name in targets}
+        names = [targets] if isinstance(targets, str) else targets
+        named = targets if isinstance(targets, Mapping) else {name: {} for name in names}
         finetuning["targets"] = {name: _target(data, target) for name, target in named.items()}
     elif evaluators:
         finetuning["reward_function"] = {"name": next(iter(evaluators))}

@@ -73,12 +73,12 @@ class Bookkeeper:
             watchdog=runtime.watchdog,
             ledger=runtime.ledger,
         )
-        self.collections = Collections(
-            runtime.evaluation, runtime.target_model, lambda: self.epoch, self._saw, self.require_not_stopped
-        )
         self._progress = runtime.progress
         self._provenance = Provenance(runtime.target_model)
         self._targeted = TargetWatch(config.target_functions, runtime.target_model, warn, runtime.target)
+        self.collections = Collections(
+            runtime.evaluation, runtime.target_model, lambda: self.epoch, self._saw, self.require_not_stopped
+        )
         self._curriculum_state = curriculum_state
         self._facts = facts
         pools = [each for each in map(innermost, runtime.engines.values()) if isinstance(each, OpponentPool)]
@@ -101,6 +101,10 @@ class Bookkeeper:
         """The alarm that has ended the run, once the trainer knows."""
         self._visited: set[int] = set()
         self._latest = 0
+
+    def _saw(self, epoch: int, episode: EpisodeRecord) -> None:
+        self._provenance.saw(epoch, episode)
+        self._targeted.saw(episode)
 
     @property
     def epoch(self) -> int:
@@ -134,10 +138,7 @@ class Bookkeeper:
         await self.model.take_up(last_version(self.record.history))
         if (start := self.record.history.start) is not None:
             await self.adapter.begin_from(start)
-        await self._retry_last_failure()
-
-    async def _retry_last_failure(self) -> None:
-        """Drop the job that was submitted last, if it failed, so that it is submitted again."""
+        # The last job is submitted again if it failed.
         known = self.record.log.state
         for epoch, job in sorted(known.submissions)[-1:]:
             status = known.ended.get(known.submissions[epoch, job].ref.run_id)
@@ -319,10 +320,6 @@ class Bookkeeper:
         if version is not None and best is not None and version.number == best.number:
             await self.adapter.keep(version)
         self.record.report()
-
-    def _saw(self, epoch: int, episode: EpisodeRecord) -> None:
-        self._provenance.saw(epoch, episode)
-        self._targeted.saw(episode)
 
 
 def describe(several: Sequence[Bookkeeper]) -> dict[str, Any]:

@@ -138,20 +138,14 @@ def reason_for_skip(metrics: Mapping[str, Any]) -> str:
     return "nothing to train on: " + ("; ".join(reasons) or "no trajectories were built")
 
 
-def judged_rewards(history: History) -> list[float]:
-    """Return the rewards by which a run is judged: of validations if there are any, else of epochs."""
-    entries = history.validations or history.epochs
-    rewards = [entry.metrics.get("avg_reward") for entry in entries]
-    return [float(reward) for reward in rewards if reward is not None]
-
-
 def reason_to_stop(history: History, patience: int | None, target_reward: float | None) -> str | None:
     """Return why the run should end now, or None. This is a pure function, so a resumed run decides alike.
 
     The run ends when the last reward has reached `target_reward`, or when none of the last `patience` rewards
-    beats the best one before them.
+    beats the best one before them. These are the rewards of validations if there are any, else of epochs.
     """
-    scores = judged_rewards(history) if patience is not None or target_reward is not None else []
+    rewards = (entry.reward.mean for entry in history.validations or history.epochs)
+    scores = [reward for reward in rewards if reward is not None]
     if not scores:
         return None
     kind = "validation" if history.validations else "training-episode"

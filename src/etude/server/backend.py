@@ -17,9 +17,8 @@ from accelerate.utils import release_memory
 from etude.core.errors import EngineError, RequestError
 from etude.engines.answer import TokenEngine
 from etude.engines.embedded import EmbeddedEngine
-from etude.engines.vllm_engine import VllmEngine
+from etude.engines.vllm_engine import VllmEngine, VllmProcesses
 from etude.engines.vllm_process import VllmOptions, VllmProcess
-from etude.engines.vllm_processes import VllmProcesses
 from etude.models.architecture import original_length, text_config
 from etude.models.device import choose_device, dtype_name
 from etude.models.policy import Policy, policy_dtype
