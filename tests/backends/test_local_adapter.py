@@ -14,14 +14,12 @@ import torch
 
 from etude.backends.capabilities import LocalAdapterConfig, LoraConfig
 from etude.backends.local_adapter import LocalAdapter
-from etude.backends.state_folders import StateFolders
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import EngineError, StoreError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory
 from etude.engines.embedded import EmbeddedEngine
-from etude.store.learned import ids_digest, read_learned
 from tests.learner.gradients import forest, sequences
 from tests.models.tiny_models import family, fresh_policy, policy
 
@@ -218,9 +216,7 @@ async def test_a_full_disk_leaves_the_old_version_whole(tmp_path, size):
     """The smaller size is too small for the weights, the larger one for the optimiser's state."""
 
     def files() -> dict[Path, bytes]:
-        """All but the record of what a version is made of, which comes first."""
-        there = (path for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "learned")
-        return {path: path.read_bytes() for path in there}
+        return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
     adapter = await adapter_on(tmp_path)
     await done(adapter, collection("one"))
@@ -368,39 +364,6 @@ async def test_collecting_ahead_the_engine_samples_from_the_weights_as_they_were
     await engine.adopt(ModelVersion(number=0, location="tiny", digest=base))
     assert ahead.digest() == base
     await engine.close()
-
-
-async def test_what_the_learner_was_given_is_kept(tmp_path):
-    adapter = await adapter_on(tmp_path / "checkpoints", batch_size=None)
-    group = collection("job")
-    for number, each in enumerate(group.trajectories[0]):
-        each.episode_id = f"train/1/e/{number}"
-    made = await done(adapter, group)
-    kept = [sample for n in range(4) for sample in read_learned(tmp_path, f"train/1/e/{n}")]
-    assert [sample.reward for sample in kept] == [0.0, 1.0, 2.0, 5.0]
-    assert {sample.version for sample in kept} == {made.number}
-    assert kept[0].advantages[-1] < 0 < kept[3].advantages[-1]
-    for sample, given in zip(kept, group.trajectories[0], strict=True):
-        items = [item for item in given.episode if item.is_sampled]
-        ids = [token for item in items for token in (*item.context_ids, *item.token_ids)]
-        assert (sample.length, sample.digest) == (len(ids), ids_digest(ids))
-
-
-async def test_the_record_is_there_before_the_version(tmp_path, monkeypatch):
-    """A version that is there is not made again after a kill: its record would be missing for ever."""
-    write, before = StateFolders.write, []
-
-    def looks_first(versions, *arguments):
-        before.append((versions.root / "learned" / "v1.jsonl").exists())
-        return write(versions, *arguments)
-
-    monkeypatch.setattr(StateFolders, "write", looks_first)
-    group = collection("job")
-    group.trajectories[0][3].episode_id = "train/1/e/3"
-    await done(await adapter_on(tmp_path / "checkpoints"), group)
-    assert before == [True]
-    (sample,) = read_learned(tmp_path, "train/1/e/3")
-    assert sample.advantages
 
 
 @pytest.mark.parametrize(("options", "is_made"), [({}, False), ({"beta": 0.1}, True)])

@@ -6,7 +6,6 @@ import json
 import shutil
 import sqlite3
 import threading
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from etude.core.errors import StoreError
 from etude.learner.learner import Learner, LearnerOptions
 from etude.models.weights import digest, load_tensors
 from etude.store.files import WEIGHTS_FILE
-from etude.store.learned import FOLDER
 from tests.cli.conftest import base as base
 from tests.cli.killed import killed_after, repeatable_project
 from tests.cli.projects import change, etude, finished
@@ -29,7 +27,7 @@ NEVER = 1e9
 
 
 def made_by(learner: Learner, number: int) -> MadeVersion:
-    return MadeVersion(number, {"job": f"job-{number}"}, lambda: "", learner.snapshot())
+    return MadeVersion(number, {"job": f"job-{number}"}, learner.snapshot())
 
 
 def take_step(learner: Learner) -> None:
@@ -68,7 +66,6 @@ def test_a_large_version_is_written_when_it_is_the_best_and_at_the_end(
             writer.write_behind()
     writer.close()
     assert versions.numbers() == written
-    assert sorted(path.name for path in (tmp_path / FOLDER).iterdir()) == ["v1.jsonl", "v2.jsonl", "v3.jsonl"]
 
 
 def test_what_is_written_behind_is_what_it_was(tmp_path: Path, learner: Learner) -> None:
@@ -76,7 +73,8 @@ def test_what_is_written_behind_is_what_it_was(tmp_path: Path, learner: Learner)
     versions, may_go_on = StateFolders(tmp_path, "v", "version"), threading.Event()
     made, before = made_by(learner, 1), learner.policy.digest()
     writer = VersionWriter(versions, NEVER)
-    writer.add(replace(made, learned=lambda: "" if may_go_on.wait(30) else "late"), at_once=False)
+    writer._thread.submit(may_go_on.wait, 30)
+    writer.add(made, at_once=False)
     writer.write_behind()
     writer.drop()
     take_step(learner)

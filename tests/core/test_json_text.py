@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import enum
 import json
+from dataclasses import dataclass
 
+import numpy
+import pydantic
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.core.json_text import DEEPEST, JsonError, read_json
+from etude.core.json_text import DEEPEST, JsonError, plain, read_json
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -82,3 +86,59 @@ def test_what_a_model_says_may_have_a_key_twice() -> None:
 def test_large_numbers_that_have_a_float_and_digits_in_texts_are_read() -> None:
     value = {"a": 1e308, "b": "1e999", "c": 10**4000, "d": "9" * 500, "e": 1e-999}
     assert read_json(json.dumps(value)) == value
+
+
+@dataclass
+class Point:
+    x: int
+    tags: tuple[str, ...] = ()
+
+
+class Model(pydantic.BaseModel):
+    point: int
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+@given(values)
+def test_json_values_stay_what_they_are(value: object) -> None:
+    assert plain(value) == value
+
+
+def test_a_copy_shares_nothing() -> None:
+    inner = {"a": [1]}
+    copy = plain({"inner": inner})
+    inner["a"].append(2)
+    assert copy == {"inner": {"a": [1]}}
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ((1, (2,)), [1, [2]]),
+        (Point(1, ("a",)), {"x": 1, "tags": ["a"]}),
+        (Model(point=3), {"point": 3}),
+        (Colour.RED, "red"),
+        (numpy.float64(0.5), 0.5),
+        (numpy.bool_(True), True),
+        (numpy.array(0.5), 0.5),
+    ],
+)
+def test_what_json_can_say_is_said(value: object, expected: object) -> None:
+    assert plain(value) == expected
+    assert type(plain(value)) is type(expected)
+
+
+def test_keys_become_text_as_json_makes_them() -> None:
+    value = {3: "int", 2.5: "float", True: "bool", None: "null", Colour.RED: "enum"}
+    assert plain(value) == json.loads(json.dumps(value))
+
+
+@pytest.mark.parametrize(
+    "value", [object(), {1}, b"bytes", numpy.zeros(2), {(1, 2): 3}, Point, {1: 0, "1": 0}]
+)
+def test_the_rest_is_refused_by_type(value: object) -> None:
+    with pytest.raises(TypeError, match="is not JSON"):
+        plain({"inside": [value]})

@@ -11,12 +11,11 @@ from starlette.testclient import TestClient
 from etude.core.call import ChatRequest
 from etude.core.episode import Event, Failure
 from etude.protocols import nip
-from etude.store.learned import learned_lines, write_learned
 from etude.store.run_folder import RunFolder
 from etude.view.app import create_view
 from tests.protocols.games import count_turns, find_agent, play_record
 from tests.support import ScriptedEngine
-from tests.view.stored import CONFIG_YAML, Told, epoch_entry, make_sample, store_run
+from tests.view.stored import CONFIG_YAML, Told, epoch_entry, store_run
 
 KEY = "the-key-of-a-test"
 HINT = "look at <line> 3"
@@ -54,8 +53,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "style": {"mean": 0.4, "low": None, "high": None, "n": 8},
     }
     store_run(root, "first", EPISODES, [epoch_entry(1, evaluators=evaluators), epoch_entry(2, 0.9)])
-    learned = make_sample(EPISODES[4])
-    write_learned(root / "first" / "checkpoints", 2, learned_lines(2, [(learned,), (learned,)]))
     store_run(root, "second", EPISODES[:2], [epoch_entry(1, 0.1, failures={"timeout": 3})])
     store_run(root, "played", config=CONFIG_YAML.replace("{name: correct}", "{name: earned_by_prover}"))
     asyncio.run(play(root / "played"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from etude.core.episode import EpisodeRecord, Event, Example, Failure
 from etude.core.history import EpochEntry, ValidationEntry
 from etude.core.job import ModelVersion, TrainingJobStatus, TrainingStatusEnum
 from etude.core.message import Message
-from etude.core.sample import Sample, Turn
 from etude.store.episodes import call_key, encode_call, encode_episode
 from etude.store.log import ModelLog
 from etude.store.run_folder import RunFolder
@@ -81,18 +80,6 @@ def make_calls(told: Told) -> list[Call]:
         messages = (*messages, answer, {"role": "user", "content": "go on"})
         ids = (*ids, *sampled, 4, 5)
     return calls
-
-
-def make_sample(told: Told) -> Sample:
-    """The whole of an episode's tokens as the learner is given them."""
-    answers = [call.completion for call in make_calls(told) if call.completion is not None]
-    starts = [len(answer.prompt_ids or ()) for answer in answers]
-    turns = tuple(Turn(start, start + 4, model_version=told.version) for start in starts)
-    ids = (answers[-1].prompt_ids or ()) + (answers[-1].completion_ids or ())
-    mask = tuple(any(turn.start <= at < turn.stop for turn in turns) for at in range(len(ids)))
-    logprobs = tuple(-0.5 if each else 0.0 for each in mask)
-    sample = Sample(ids, mask, logprobs, turns=turns, episode=told.id, reward=0.75)
-    return replace(sample, advantages=sample.by_token([1.5, -0.5][: len(turns)]))
 
 
 def make_record(told: Told) -> EpisodeRecord:

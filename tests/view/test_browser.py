@@ -163,23 +163,7 @@ def test_tokens_tell_their_numbers_and_have_addresses(browser, address):
     until(lambda: "place" in told.text)
     said = " ".join(told.text.split())
     assert "place 4" in said and "probability 0.4966" in said and "call 0, v0" in said
-
-
-@pytest.mark.slow
-def test_the_colour_of_tokens_is_in_the_address(browser, address):
-    look(browser)
-    browser.get(f"{address}/runs/first/tokens/train/2/a/0?colour=weights#t4")
-    until(lambda: browser.find_elements("css selector", ".tokens i.here"))
-    assert (
-        browser.find_element("css selector", "input[name^=colour]:checked").get_attribute("value")
-        == "weights"
-    )
-    assert browser.find_elements("css selector", ".tokens i.cool4")
-    browser.find_element("css selector", "input[value=advantages]").click()
-    until(lambda: "colour=advantages" in browser.current_url)
-    assert browser.current_url.endswith("#t4")
-    siblings = browser.find_elements("css selector", ".dots a")
-    assert all("colour=advantages" in link.get_attribute("href") for link in siblings)
+    assert browser.find_elements("css selector", ".tokens i.warm2")
 
 
 def test_the_tree_of_a_play_shows_who_heard_what_and_what_it_was_worth(browser, address):

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from etude.core.episode import Failure
-from etude.store.learned import learned_lines, write_learned
 from etude.view.app import create_view
 from etude.view.pages import url
 from etude.view.tokens import CHUNK
 from tests.support import drawn
 from tests.view.conftest import KEY, opened_at
-from tests.view.stored import Told, epoch_entry, make_sample, store_run
+from tests.view.stored import Told, epoch_entry, store_run
 
 
 def shown(client, path, status=200):
@@ -277,13 +276,10 @@ SAYS = ({"role": "assistant", "content": "hm"}, {"role": "assistant", "content":
 
 @pytest.fixture(scope="module")
 def opened(tmp_path_factory):
-    """A run with an episode that was trained on, and one that was not."""
+    """A run with short, long and unknown sequences."""
     root = tmp_path_factory.mktemp("runs")
-    trained, other = Told("train/1/a/0", SAYS), Told("train/1/a/1", SAYS, drifted=True)
     long, told = Told("eval/l/0", SAYS[:1] * 600), Told("train/1/b/0", SAYS[1:], has_ids=False)
-    run = store_run(root, episodes=[trained, other, long, told], epochs=[epoch_entry(1)])
-    sample = make_sample(trained)
-    write_learned(run / "checkpoints", 1, learned_lines(1, [(sample,)]))
+    store_run(root, episodes=[Told("train/1/a/0", SAYS), long, told])
     return opened_at(root)
 
 
@@ -291,14 +287,10 @@ def chunk(client, id, start=0):
     return client.get(f"/runs/r/chunks/{id}?sequence=0&from={start}").json()
 
 
-def test_the_page_says_what_was_trained_on_and_what_is_not_recorded(opened):
+def test_the_page_says_what_was_sampled_and_what_is_not_recorded(opened):
     text = words(shown(opened, "/runs/r/tokens/train/1/a/0"))
     assert "13 tokens of policy, 8 of them sampled in 2 answers" in text
-    assert "Trained on, with reward 0.750, for version 1" in text
     assert "shown by their ids" in text
-    other = words(shown(opened, "/runs/r/tokens/train/1/a/1"))
-    assert "Nothing of it is recorded as trained on" in other
-    assert "Not recorded: advantage, mask" in other
     assert "this episode has no token ids" in words(shown(opened, "/runs/r/tokens/train/1/b/0", status=404))
 
 
@@ -307,9 +299,6 @@ def test_every_token_has_its_numbers(opened):
     assert data["ids"] == [1, 2, 3, 10, 11, 12, 13, 4, 5, 11, 12, 13, 14]
     assert data["spans"] == [[3, 7, 0, "<workflow>", 0], [9, 13, 1, "<workflow>", 0]]
     assert data["logprobs"] == [None] * 3 + [-0.1, -0.7, -0.01, -2.5] + [None] * 2 + [-0.1, -0.7, -0.01, -2.5]
-    assert data["weights"] == [0, 0, 0, 1, 1, 1, 1, 0, 0, 1, 1, 1, 1]
-    assert data["advantages"] == [0, 0, 0, 1.5, 1.5, 1.5, 1.5, 0, 0, -0.5, -0.5, -0.5, -0.5]
-    assert "advantages" not in chunk(opened, "train/1/a/1")
 
 
 def test_a_long_sequence_comes_in_chunks_that_make_it_up(opened):
@@ -323,10 +312,3 @@ def test_a_long_sequence_comes_in_chunks_that_make_it_up(opened):
 @pytest.mark.parametrize("query", ["sequence=9", "sequence=-1", "sequence=x", "from=y"])
 def test_what_is_not_there_is_no_page(opened, query):
     assert opened.get(f"/runs/r/chunks/train/1/a/0?{query}").status_code == 404
-
-
-def test_of_several_samples_of_the_same_tokens_each_can_be_seen(client):
-    text = shown(client, "/runs/first/tokens/train/2/a/0?sample=1")
-    assert "Also, with reward 0.750, for version 2 (shown)" in words(text)
-    assert "/runs/first/tokens/train/2/a/0?sequence=0&amp;sample=0" in text
-    assert "is not trained on" in words(shown(client, "/runs/first/tokens/validation/0/a/0"))

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
 
 from pydantic import BaseModel
 
@@ -24,7 +23,6 @@ from etude.learner.objective import is_trained
 from etude.learner.optimiser import Schedule, Step
 from etude.models.device import release_freed_memory
 from etude.models.policy import Policy
-from etude.store.learned import learned_lines
 
 
 class FinishedJob(BaseModel, frozen=True):
@@ -82,10 +80,9 @@ class Job(JobListener):
 
         Raises TrainingError, TrainingCanceled when `canceled` is set, and Interrupted when `stopping` is set.
         """
-        units = self.algorithm.units(self.groups)
         data = JobData(
             self.algorithm,
-            rows=[(unit,) for unit in units if is_trained(unit)],
+            rows=[(unit,) for unit in self.algorithm.units(self.groups) if is_trained(unit)],
             passes=self.config.passes,
             batch_size=self.config.batch_size,
             seed=self.seed,
@@ -94,9 +91,8 @@ class Job(JobListener):
         every = self.config.checkpoint_steps
         training = JobTraining(learner, data, listener, checkpoints, every)
         metrics = training.run(canceled, stopping)
-        learned = partial(learned_lines, self.number, units)
         finished = {"job": self.name, "metrics": metrics, "content": asdict(self.content)}
-        return MadeVersion(self.number, finished, learned, learner.snapshot())
+        return MadeVersion(self.number, finished, learner.snapshot())
 
 
 def learner_options(config: LocalAdapterConfig, run: FinetuneConfig) -> LearnerOptions:

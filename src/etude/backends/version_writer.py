@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from etude.backends.state_folders import StateFolders
-from etude.core.errors import StoreError
 from etude.core.job import ModelVersion
 from etude.learner.optimiser import Snapshot
 from etude.models.device import available_memory, shown_bytes
-from etude.store.learned import write_learned
 
 _LOG = logging.getLogger("etude.versions")
 
@@ -35,21 +33,7 @@ class MadeVersion:
     number: int
     facts: Mapping[str, Any]
     """Facts about the job."""
-    learned: Callable[[], str]
-    """Returns the record of the samples that the version was trained on."""
     state: Snapshot
-
-    def write(self, versions: StateFolders) -> ModelVersion:
-        """Write the record, and then the version. Raises StoreError."""
-        self.write_learned(versions)
-        return versions.write(self.number, self.facts, self.state)
-
-    def write_learned(self, versions: StateFolders) -> None:
-        """Write only the record. It is for people to read, so training continues without it."""
-        try:
-            write_learned(versions.root, self.number, self.learned())
-        except StoreError as error:
-            _LOG.warning("what version %d was made of is not recorded: %s", self.number, error)
 
 
 class VersionWriter:
@@ -81,8 +65,6 @@ class VersionWriter:
             seconds = _SECONDS if made.state.size > _LARGE else 0.0
         if at_once or not seconds:
             return self.flush()
-        # The record holds the job's samples, which can be freed after it is written.
-        self._start(made.write_learned, self._versions)
         if time.monotonic() - self._since >= seconds:
             self.write_behind()
         return None
@@ -103,8 +85,9 @@ class VersionWriter:
             )
             self.flush()
             return
-        copy = replace(made, state=made.state.copied())
-        self._start(self._versions.write, copy.number, copy.facts, copy.state)
+        self._going_on.append(
+            self._thread.submit(self._versions.write, made.number, made.facts, made.state.copied())
+        )
         self._unwritten, self._since = None, time.monotonic()
 
     def flush(self) -> ModelVersion | None:
@@ -113,7 +96,7 @@ class VersionWriter:
         if (made := self._unwritten) is None:
             return None
         self._unwritten, self._since = None, time.monotonic()
-        return made.write(self._versions)
+        return self._versions.write(made.number, made.facts, made.state)
 
     def drop(self) -> None:
         """Forget the last version if it is not written, because its weights are about to change."""
@@ -132,6 +115,3 @@ class VersionWriter:
             steps.callback(self._thread.shutdown)
             steps.callback(self.flush)  # Also after an earlier version could not be written.
             self.settle()
-
-    def _start(self, work: Callable[..., object], *arguments: Any) -> None:
-        self._going_on.append(self._thread.submit(work, *arguments))

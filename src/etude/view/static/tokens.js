@@ -1,37 +1,28 @@
 // Tokens by chunks: those near the window are loaded and drawn, and the others are empty boxes of their height.
 (() => {
-  const LABELS = { logprobs: "log probability", advantages: "advantage", weights: "share in the loss" };
-  const RISING = ["", "warm2", "warm4"], BOTH = ["warm4", "warm2", "cool2", "cool4"];
-  const KEYS = {
-    logprobs: ["likely", RISING, "unlikely"], advantages: ["worse than expected", BOTH, "better"],
-    weights: ["", ["cool4"], "trained on"],
-  };
-  // The value at which a colour is full.
-  const FULL = { logprobs: 5, advantages: 2, weights: 1 };
+  // The log probability at which the colour is full.
+  const FULL = -5;
   const shown = (value) => value == null ? "–" : String(+value.toPrecision(4));
 
   function setUp(box) {
     const size = +box.dataset.chunk, length = +box.dataset.length;
-    const scope = box.closest("section, main"), told = scope.querySelector(".told");
+    const told = document.querySelector(".told");
     const chunks = [];
-    let colour = scope.querySelector("input[name^=colour]:checked")?.value, here = null;
+    let here = null;
 
-    const bucket = (chunk, at) => {
-      const value = chunk.data[colour]?.[at];
-      if (value == null || value === 0) return "";
-      const level = Math.min(4, Math.ceil(Math.abs(value) / FULL[colour] * 4 - 0.05));
-      if (level < 1) return "";
-      return (value > 0 ? "cool" : "warm") + level;
+    const colour = (logprob) => {
+      const level = Math.min(4, Math.ceil((logprob ?? 0) / FULL * 4 - 0.05));
+      return level < 1 ? "" : `warm${level}`;
     };
 
     function draw(chunk) {
       const { data } = chunk, fragment = document.createDocumentFragment();
       data.ids.forEach((_, at) => {
         const place = data.from + at, token = document.createElement("i");
-        const span = (data.spans || []).find(([start, stop]) => start <= place && place < stop);
+        const span = data.spans.find(([start, stop]) => start <= place && place < stop);
         token.textContent = data.texts[at].replace(/\n/g, "↵\n") || "·";
         token.dataset.at = place;
-        token.className = [span && "on", span?.[0] === place && "start", span && span[1] - 1 === place && "end", bucket(chunk, at)].filter(Boolean).join(" ");
+        token.className = [span && "on", span?.[0] === place && "start", span && span[1] - 1 === place && "end", colour(data.logprobs[at])].filter(Boolean).join(" ");
         fragment.append(token);
       });
       chunk.element.replaceChildren(fragment);
@@ -59,16 +50,12 @@
     function tell(place) {
       const chunk = chunks[Math.floor(place / size)], { data } = chunk, at = place - data.from;
       const rows = [["token", JSON.stringify(data.texts[at])], ["id", data.ids[at]], ["place", place]];
-      const span = (data.spans || []).find(([start, stop]) => start <= place && place < stop);
+      const span = data.spans.find(([start, stop]) => start <= place && place < stop);
       if (span) rows.push(["answer", `call ${span[2]}, v${span[4]}`]);
       else rows.push(["", "not sampled"]);
-      const logprob = data.logprobs?.[at];
-      if (logprob != null) rows.push(["probability", shown(Math.exp(logprob))]);
-      for (const name of Object.keys(LABELS)) {
-        const value = data[name]?.[at];
-        if (value != null && span) rows.push([LABELS[name], shown(value)]);
-      }
-      for (const [text, value] of data.top?.[place] || []) rows.push([JSON.stringify(text), shown(Math.exp(value))]);
+      const logprob = data.logprobs[at];
+      if (logprob != null) rows.push(["probability", shown(Math.exp(logprob))], ["log probability", shown(logprob)]);
+      for (const [text, value] of data.top[place] || []) rows.push([JSON.stringify(text), shown(Math.exp(value))]);
       const list = document.createElement("dl");
       for (const [name, value] of rows) {
         const pair = document.createElement("div"), term = document.createElement("dt"), said = document.createElement("dd");
@@ -93,18 +80,6 @@
       history.replaceState(null, "", `#t${place}`);
     }
 
-    // The colour is a part of the address, also of the siblings' and the other sequences'.
-    const keep = (name) => {
-      const here = new URL(location.href);
-      here.searchParams.set("colour", name);
-      history.replaceState(null, "", here);
-      for (const link of scope.querySelectorAll(".dots a, .sequences a")) {
-        const to = new URL(link.href);
-        to.searchParams.set("colour", name);
-        link.href = to;
-      }
-    };
-
     const observer = new IntersectionObserver((entries) => {
       for (const entry of entries) (entry.isIntersecting ? load : drop)(chunks[+entry.target.dataset.number]);
     }, { rootMargin: "500px" });
@@ -119,28 +94,6 @@
       observer.observe(element);
     }
 
-    const legend = () => {
-      const key = scope.querySelector(".key");
-      if (!key) return;
-      key.replaceChildren();
-      const [from, patches, to] = KEYS[colour] || [];
-      if (!patches) return;
-      key.append(from, " ");
-      for (const name of patches) {
-        const patch = document.createElement("span");
-        patch.className = name;
-        patch.textContent = "\u00a0\u00a0";
-        key.append(patch);
-      }
-      key.append(" ", to);
-    };
-    scope.addEventListener("change", (event) => {
-      if (!event.target.name?.startsWith("colour")) return;
-      colour = event.target.value;
-      legend();
-      keep(colour);
-      chunks.filter((chunk) => chunk.element.firstChild && chunk.data).forEach(draw);
-    });
     box.addEventListener("mouseover", (event) => { if (event.target.dataset.at) tell(+event.target.dataset.at); });
     box.addEventListener("click", (event) => { if (event.target.dataset.at) select(+event.target.dataset.at); });
     box.addEventListener("keydown", (event) => {
@@ -149,8 +102,6 @@
       select(here ? +here.dataset.at + step : 0);
       event.preventDefault();
     });
-    legend();
-    if (new URL(location.href).searchParams.has("colour") && colour) keep(colour);
     const wanted = /^#t(\d+)$/.exec(location.hash);
     if (wanted) select(+wanted[1]);
   }
