@@ -24,6 +24,7 @@ import etude.rollout.evaluator
 import etude.rollout.judge
 import etude.rollout.tools
 import etude.rollout.workflow
+import etude.show.otel
 import etude.show.tracker
 import etude.show.tracker_services
 import etude.wire.logged_chats

@@ -20,7 +20,7 @@ from etude.config.component import TrackerConfig
 from etude.config.document import join_path, leaves
 from etude.config.import_path import import_object
 from etude.config.registry import config_factory, register_tracker
-from etude.core.errors import EtudeError, RequestError, first_line
+from etude.core.errors import RequestError
 from etude.core.history import EpochEntry, entry_sort_key
 from etude.engines.bill import Bill, BillEntry, load_bill, total
 from etude.loop.arguments import Live
@@ -31,7 +31,6 @@ Kind: TypeAlias = Literal["warm_up", "validation", "epoch", "evaluation", "finis
 State: TypeAlias = Literal["finished", "failed", "stopped"]
 """The end of a process's part of a run. A `stopped` run may be resumed."""
 
-SECONDS_TO_ANSWER = 10.0
 PATIENCE = 30.0
 """The most seconds to wait, at the end of a run, until all data arrived. `etude resume` sends the rest."""
 
@@ -56,10 +55,6 @@ class RunRecord:
     number: int = 0
     """The number of records that the tracker was sent before."""
 
-    def as_log(self) -> dict[str, Any]:
-        """Return the metrics and the alarms, for W&B's API or a similar one."""
-        return {**self.metrics, **({"alarms": "\n".join(self.alarms)} if self.alarms else {})}
-
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
@@ -74,11 +69,6 @@ class TrackedRun:
     """The config as in the run folder, without secrets."""
     environment: Mapping[str, Any]
     """Versions of Python, Etude and all packages, the machine, and the `git` commit."""
-
-    @property
-    def unique_name(self) -> str:
-        """A unique name of letters, digits, `.`, `_` and `-`, such as `one-4f2c1a`."""
-        return re.sub(r"[^\w.-]", "-", f"{self.name}-{self.token[:6]}", flags=re.ASCII)
 
     @property
     def flat_config(self) -> dict[str, str]:
@@ -114,16 +104,6 @@ class Tracker(Protocol):
 
     def close(self, state: State) -> None:
         """End this process's part. Another process may open the tracker again."""
-
-
-def require_server(url: str) -> None:
-    """Raise EtudeError if no server answers at an HTTP address: packages would try for minutes."""
-    import httpx  # Imported here because most runs have no such tracker.
-
-    try:
-        httpx.head(url, timeout=SECONDS_TO_ANSWER, verify=False)  # No data is sent or believed.
-    except httpx.TransportError as error:
-        raise EtudeError(f"no server answers at {url}: {first_line(error)}") from error
 
 
 _LEFT_OUT = {"target", "training", "model_versions", "failure_causes"}

@@ -1,31 +1,35 @@
-"""The trackers for MLflow, OpenTelemetry, TensorBoard, Trackio, and Weights & Biases."""
+"""The trackers for MLflow, TensorBoard, and Weights & Biases."""
 
 from __future__ import annotations
 
 import os
 import re
-import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import redirect_stdout
-from itertools import islice
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from etude.config.component import TrackerConfig
 from etude.config.registry import register_tracker
-from etude.core.errors import EtudeError, require_extra
-from etude.show.tracker import PATIENCE, RunRecord, State, TrackedRun, Tracker, require_server
-from etude.store.episodes import EVALUATION, iter_episodes
+from etude.core.errors import EtudeError, first_line, require_extra
+from etude.show.tracker import PATIENCE, RunRecord, State, TrackedRun, Tracker
 from etude.store.files import private_folder
-from etude.store.journal import Journal
-from etude.store.log import read_histories
-from etude.store.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
 
 _STATUS: dict[State, str] = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 _UNNAMED = re.compile(r"[^\w\-. :/]")  # Characters that the name of a metric cannot have.
+_SECONDS_TO_ANSWER = 10.0
+
+
+def _require_server(url: str) -> None:
+    """Raise EtudeError if no server answers at an HTTP address: packages would try for minutes."""
+    import httpx  # Imported here because most runs have no such tracker.
+
+    try:
+        httpx.head(url, timeout=_SECONDS_TO_ANSWER, verify=False)  # No data is sent or believed.
+    except httpx.TransportError as error:
+        raise EtudeError(f"no server answers at {url}: {first_line(error)}") from error
 
 
 class _ServiceTracker:
@@ -73,7 +77,7 @@ class MlflowTracker(_ServiceTracker):
         os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
         client = MlflowClient()
         if (uri := str(client.tracking_uri)).startswith("http"):
-            require_server(uri)
+            _require_server(uri)
         experiment = client.get_experiment_by_name(self._config.experiment)
         number = experiment.experiment_id if experiment else client.create_experiment(self._config.experiment)
         known = client.search_runs([number], f"tags.`etude.token` = '{run.token}'", max_results=1)
@@ -140,60 +144,6 @@ class TensorBoardTracker(_ServiceTracker):
         self._held.flush()
 
 
-_KEY = "record"
-"""A value in each log that names its record."""
-_SECONDS_TO_STORE = 60.0
-"""Trackio stores logs from its own thread, about half a second later."""
-
-
-class TrackioConfig(TrackerConfig, name="trackio"):
-    """A run of Trackio; `trackio show` opens its dashboard."""
-
-    project: str = "etude"
-    """The project."""
-
-    def destination(self) -> str:
-        return f"project {self.project}"
-
-
-class TrackioTracker(_ServiceTracker):
-    """The tracker for Trackio."""
-
-    _config: TrackioConfig
-
-    def open(self, run: TrackedRun) -> str:
-        """Begin the run, or continue the run with its name."""
-        import trackio
-
-        self.close("stopped")
-        with redirect_stdout(sys.stderr):  # It prints its location, also into a command's JSON.
-            self._held = trackio.init(
-                project=self._config.project,
-                name=run.unique_name,
-                config={**run.flat_config, **run.code},
-                resume="allow",
-                embed=False,
-                auto_log_gpu=False,
-                auto_log_cpu=False,
-            )
-        return f"trackio show --project {self._config.project}"
-
-    def send(self, record: RunRecord) -> None:
-        """Log the record, and wait until it is in the local store."""
-        from trackio.sqlite_storage import SQLiteStorage
-
-        self._held.log({**record.as_log(), _KEY: record.key}, step=record.step)
-        until, place = time.monotonic() + _SECONDS_TO_STORE, (self._config.project, self._held.name)
-        while all(log.get(_KEY) != record.key for log in SQLiteStorage.get_logs(*place)):
-            if time.monotonic() > until:
-                raise EtudeError(f"Trackio has not stored the records within {_SECONDS_TO_STORE:g} s")
-            time.sleep(0.05)
-
-    def _end(self, held: Any, state: State) -> None:
-        with redirect_stdout(sys.stderr):
-            held.finish()
-
-
 class WandbConfig(TrackerConfig, name="wandb"):
     """A run of Weights & Biases, in the account of `wandb login` or WANDB_API_KEY.
 
@@ -220,7 +170,7 @@ class WandbTracker(_ServiceTracker):
         settings = wandb.setup().settings
         if settings.mode == "online":
             # W&B itself would try for a minute, during which no program can end.
-            require_server(settings.base_url)
+            _require_server(settings.base_url)
         self._held = wandb.init(
             project=self._config.project,
             id=run.token,
@@ -243,79 +193,11 @@ class WandbTracker(_ServiceTracker):
 
     def send(self, record: RunRecord) -> None:
         """Log its metrics and alarms as one step."""
-
-        data = {**record.as_log(), "epoch": record.step}
-        self._held.log(data, step=record.number, commit=True)
+        alarms = {"alarms": "\n".join(record.alarms)} if record.alarms else {}
+        self._held.log({**record.metrics, **alarms, "epoch": record.step}, step=record.number, commit=True)
 
     def _end(self, held: Any, state: State) -> None:
         held.finish(exit_code=int(state != "finished"))
-
-
-_EPISODES = {
-    "warm_up": "warm-up",
-    "epoch": "train/{epoch}",
-    "validation": "validation/{epoch}",
-    "evaluation": EVALUATION,
-}
-"""The beginning of the ids of a record's episodes, by the kind of the record."""
-_SPANS_AT_ONCE = 512
-
-
-class OtelConfig(TrackerConfig, name="otel"):
-    """Spans of episodes and everything in them, for any collector that takes OTLP over HTTP.
-
-    The collector, headers, timeout and service name come from OpenTelemetry's own variables:
-    OTEL_EXPORTER_OTLP_ENDPOINT (by default `http://localhost:4318`), OTEL_EXPORTER_OTLP_HEADERS,
-    OTEL_EXPORTER_OTLP_TIMEOUT and OTEL_SERVICE_NAME.
-    """
-
-    content: bool = False
-    """Set it to true to send messages, arguments and results too. Secrets in them are masked."""
-
-
-class OtelTracker(_ServiceTracker):
-    """The tracker for OpenTelemetry. It sends spans of episodes when their epoch or validation is over."""
-
-    _config: OtelConfig
-    _run: TrackedRun
-
-    def open(self, run: TrackedRun) -> str:
-        """Make a client of the collector. Nothing is sent yet."""
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-        from opentelemetry.sdk.resources import Resource
-
-        from etude.show.spans import SpanMaker
-
-        self._run, self._held = run, OTLPSpanExporter()
-        code = {f"etude.{name}": text for name, text in run.code.items()}
-        service = os.environ.get("OTEL_SERVICE_NAME", "etude")
-        resource = Resource.create({"service.name": service, "etude.run": run.name, **code})
-        self._spans = SpanMaker(run.token, run.config.get("llms") or {}, resource, self._config.content)
-        return ""
-
-    def send(self, record: RunRecord) -> None:
-        """Send the spans of the record's episodes. Raises EtudeError."""
-        from opentelemetry.sdk.trace.export import SpanExportResult
-
-        with RunFolder.read(self._run.folder) as run:
-            spans = self._record_spans(run.journal, record)
-            while batch := [*islice(spans, _SPANS_AT_ONCE)]:
-                if self._held.export(batch) is not SpanExportResult.SUCCESS:
-                    raise EtudeError(
-                        "the collector did not take the spans; does it run, and does it take OTLP over HTTP?"
-                    )
-
-    def _end(self, held: Any, state: State) -> None:
-        held.shutdown()
-
-    def _record_spans(self, journal: Journal, record: RunRecord) -> Iterator[Any]:
-        # Several models may train on the same episodes, which are sent once.
-        first = next(iter(read_histories(journal)))
-        part = _EPISODES.get(record.kind, "").format(epoch=record.step)
-        if part and (record.kind == "warm_up" or record.target in (None, first)):
-            for episode in iter_episodes(journal, part):
-                if re.match(rf"{part}(?!\d)", episode.id):
-                    yield from self._spans.make_spans(journal, episode)
 
 
 def _register(config_type: type[TrackerConfig], tracker: Callable[[Any], Tracker], package: str) -> None:
@@ -328,7 +210,5 @@ def _register(config_type: type[TrackerConfig], tracker: Callable[[Any], Tracker
 
 
 _register(MlflowConfig, MlflowTracker, "mlflow")
-_register(OtelConfig, OtelTracker, "opentelemetry.exporter.otlp.proto.http")
 _register(TensorBoardConfig, TensorBoardTracker, "tensorboard")
-_register(TrackioConfig, TrackioTracker, "trackio")
 _register(WandbConfig, WandbTracker, "wandb")

@@ -1,4 +1,4 @@
-"""An episode as spans in OpenTelemetry's semantic conventions for generative AI, v0.1.0.
+"""The tracker for OpenTelemetry: episodes as spans, in its conventions for generative AI, v0.1.0.
 
 Spans have the times of the recorded events. A span's ids follow from its subject, so a span that is sent
 twice is the same one. Attributes that the conventions lack are named `etude.…`.
@@ -8,20 +8,37 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+import os
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
-
+from etude.config.component import TrackerConfig
+from etude.config.registry import register_tracker
 from etude.core.call import Call
 from etude.core.episode import EpisodeRecord, ToolUse
+from etude.core.errors import EtudeError, require_extra
 from etude.core.secrets import masked, masked_data
-from etude.store.episodes import episode_scores
+from etude.show.tracker import RunRecord, State, TrackedRun
+from etude.store.episodes import EVALUATION, episode_scores, iter_episodes
 from etude.store.journal import Journal
+from etude.store.log import read_histories
+from etude.store.run_folder import RunFolder
 
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import Event, ReadableSpan
+
+    from etude.config.builder import Builder
+
+_EPISODES = {
+    "warm_up": "warm-up",
+    "epoch": "train/{epoch}",
+    "validation": "validation/{epoch}",
+    "evaluation": EVALUATION,
+}
+"""The beginning of the ids of a record's episodes, by the kind of the record."""
+_SPANS_AT_ONCE = 512
 _SAMPLING = ("temperature", "top_p", "max_tokens", "seed")
 """Fields of a request that are sent if they are set."""
 
@@ -29,19 +46,61 @@ _Told: TypeAlias = tuple[str, dict[str, Any], tuple[str, str] | None]
 """The name of a span, its attributes, and the kind and text of its error."""
 
 
-@dataclass(frozen=True, slots=True)
-class SpanMaker:
-    """A maker of spans for the episodes of one run."""
+class OtelConfig(TrackerConfig, name="otel"):
+    """Spans of episodes and everything in them, for any collector that takes OTLP over HTTP.
 
-    token: str
-    """Identifies the run among all others."""
-    models: Mapping[str, Any]
-    """The entries of `llms`."""
-    resource: Resource
-    content: bool
-    """Whether spans have messages, arguments and results. Secrets are masked."""
+    The collector, headers, timeout and service name come from OpenTelemetry's own variables:
+    OTEL_EXPORTER_OTLP_ENDPOINT (by default `http://localhost:4318`), OTEL_EXPORTER_OTLP_HEADERS,
+    OTEL_EXPORTER_OTLP_TIMEOUT and OTEL_SERVICE_NAME.
+    """
 
-    def make_spans(self, journal: Journal, episode: EpisodeRecord) -> Iterator[ReadableSpan]:
+    content: bool = False
+    """Set it to true to send messages, arguments and results too. Secrets in them are masked."""
+
+
+class OtelTracker:
+    """The tracker for OpenTelemetry. It sends spans of episodes when their epoch or validation is over."""
+
+    def __init__(self, config: OtelConfig) -> None:
+        self._content = config.content
+
+    def open(self, run: TrackedRun) -> str:
+        """Make a client of the collector. Nothing is sent yet."""
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.resources import Resource
+
+        self._run, self._exporter = run, OTLPSpanExporter()
+        code = {f"etude.{name}": text for name, text in run.code.items()}
+        service = os.environ.get("OTEL_SERVICE_NAME", "etude")
+        self._resource = Resource.create({"service.name": service, "etude.run": run.name, **code})
+        return ""
+
+    def send(self, record: RunRecord) -> None:
+        """Send the spans of the record's episodes. Raises EtudeError."""
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        with RunFolder.read(self._run.folder) as run:
+            spans = self._record_spans(run.journal, record)
+            while batch := [*islice(spans, _SPANS_AT_ONCE)]:
+                if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
+                    raise EtudeError(
+                        "the collector did not take the spans; does it run, and does it take OTLP over HTTP?"
+                    )
+
+    def close(self, state: State) -> None:
+        """Close the client."""
+        self._exporter.shutdown()
+
+    def _record_spans(self, journal: Journal, record: RunRecord) -> Iterator[ReadableSpan]:
+        # Several models may train on the same episodes, which are sent once.
+        first = next(iter(read_histories(journal)))
+        part = _EPISODES.get(record.kind, "").format(epoch=record.step)
+        if part and (record.kind == "warm_up" or record.target in (None, first)):
+            for episode in iter_episodes(journal, part):
+                if re.match(rf"{part}(?!\d)", episode.id):
+                    yield from self._episode_spans(journal, episode)
+
+    def _episode_spans(self, journal: Journal, episode: EpisodeRecord) -> Iterator[ReadableSpan]:
         """Yield the spans of a finished episode: its own span first, then its calls and tools."""
         ended = journal.times(episode.id)[episode.id]
         # An episode that is played again has other spans.
@@ -63,11 +122,21 @@ class SpanMaker:
         parent = self._span(told, place, None, began, ended, scores)
         yield parent
         for number, each in enumerate(timed):
-            told = self._describe_call(each) if isinstance(each, Call) else self._describe_tool(each)
+            if isinstance(each, Call):
+                told = self._describe_call(each)
+            else:
+                about = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": each.name}
+                if self._content:
+                    about["gen_ai.tool.call.arguments"] = _json(each.arguments)
+                    about["gen_ai.tool.call.result"] = masked(each.result)
+                error = None if each.outcome == "ok" else (each.outcome, each.outcome)
+                told = f"execute_tool {each.name}", about, error
             yield self._span(told, f"{place}/{number}", parent, each.began, each.began + each.seconds)
 
     def _scores(self, journal: Journal, episode: str) -> Iterator[Event]:
         """Yield the scores of an episode as events of its span."""
+        from opentelemetry.sdk.trace import Event
+
         times = journal.times(f"{episode}/score/")
         for name, row in episode_scores(journal, episode).items():
             facts = {"gen_ai.evaluation.name": name}
@@ -75,12 +144,12 @@ class SpanMaker:
                 facts["gen_ai.evaluation.score.value"] = row["score"]
             if row.get("error") is not None:
                 facts["error.type"] = "evaluator_failed"
-            if self.content and row.get("reasoning"):
+            if self._content and row.get("reasoning"):
                 facts["gen_ai.evaluation.explanation"] = masked(str(row["reasoning"]))
             yield Event("gen_ai.evaluation.result", facts, round(times[f"{episode}/score/{name}"] * 1e9))
 
     def _describe_call(self, call: Call) -> _Told:
-        entry, completion = self.models.get(call.model) or {}, call.completion
+        entry, completion = (self._run.config.get("llms") or {}).get(call.model) or {}, call.completion
         model = str(entry.get("model") or entry.get("model_name") or call.model)
         asked = {f"gen_ai.request.{name}": getattr(call.request.sampling, name) for name in _SAMPLING}
         about: dict[str, Any] = {
@@ -92,7 +161,7 @@ class SpanMaker:
             "etude.function": call.function,
             "etude.retries": call.retries,
         }
-        if self.content:
+        if self._content:
             about["gen_ai.input.messages"] = _parts(call.request.messages)
         if completion is None:
             return f"chat {model}", about, ("call_failed", call.error or "")
@@ -103,20 +172,16 @@ class SpanMaker:
         }
         if not call.logged:
             about["etude.model_version"] = completion.model_version
-        if self.content:
+        if self._content:
             about["gen_ai.output.messages"] = _parts([completion.message])
         return f"chat {model}", about, None
-
-    def _describe_tool(self, use: ToolUse) -> _Told:
-        about = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": use.name}
-        if self.content:
-            about["gen_ai.tool.call.arguments"] = _json(use.arguments)
-            about["gen_ai.tool.call.result"] = masked(use.result)
-        return f"execute_tool {use.name}", about, None if use.outcome == "ok" else (use.outcome, use.outcome)
 
     def _span(
         self, told: _Told, place: str, parent: Any, began: float, ended: float, events: Sequence[Event] = ()
     ) -> ReadableSpan:
+        from opentelemetry.sdk.trace import ReadableSpan
+        from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
+
         name, attributes, error = told
         above = None if parent is None else parent.get_span_context()
         trace = self._number(place, 16) if above is None else above.trace_id
@@ -130,7 +195,7 @@ class SpanMaker:
                 trace, self._number(f"span {place}", 8), False, TraceFlags(TraceFlags.SAMPLED)
             ),
             parent=above,
-            resource=self.resource,
+            resource=self._resource,
             attributes=attributes,
             events=events,
             kind=SpanKind.CLIENT if name.startswith("chat ") else SpanKind.INTERNAL,
@@ -141,7 +206,7 @@ class SpanMaker:
 
     def _number(self, place: str, size: int) -> int:
         """Return the id of a span or a trace, which is always the same for the same subject of a run."""
-        digest = hashlib.blake2b(f"{self.token}/{place}".encode(), digest_size=size).digest()
+        digest = hashlib.blake2b(f"{self._run.token}/{place}".encode(), digest_size=size).digest()
         return int.from_bytes(digest) or 1
 
 
@@ -158,3 +223,10 @@ def _parts(messages: Sequence[Mapping[str, Any]]) -> str:
 
 def _json(value: Any) -> str:
     return json.dumps(masked_data(value), ensure_ascii=False, default=str)
+
+
+@register_tracker(config_type=OtelConfig)
+async def otel_tracker(config: OtelConfig, builder: Builder) -> AsyncIterator[OtelTracker]:
+    """Build the tracker. Raises MissingExtraError."""
+    require_extra("opentelemetry.exporter.otlp.proto.http", "the tracker 'otel'", "otel")
+    yield OtelTracker(config)
