@@ -78,7 +78,7 @@ async def test_a_warning_is_told_once_and_is_in_the_journal_the_files_and_the_su
     assert held == [[], [("mine", True, 2)], [("mine", False, 2)], []]
     assert {"answer_tokens", "sampled_entropy"} <= lines[0].keys()
     warnings = [text for text in read_summary(run).warnings if "trusted" in text]
-    assert warnings == ["epoch 3 (and 1 other): this epoch is not to be trusted, since epoch 2"]
+    assert warnings == ["epoch 3 (and 1 more): this epoch is not to be trusted, since epoch 2"]
     resumed = again(run)
     await resumed.start(num_epochs=5)
     assert not any("trusted" in text for text in resumed.watcher.warnings)

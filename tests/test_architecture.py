@@ -58,11 +58,11 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 59_783,
-    "modules": 295,
-    "lines of tests": 47_134,
+    "lines of source": 59_442,
+    "modules": 293,
+    "lines of tests": 46_925,
     "benchmark files": 12,
-    "config keys": 318,
+    "config keys": 317,
 }
 """Of the whole, as `make size` counts it. These numbers are only ever lowered."""
 

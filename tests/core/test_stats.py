@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from etude.core.stats import Distribution, estimate, estimate_difference, shared_bounds, shown_mean, t95
 from etude.loop.metrics import reward_metrics
 from etude.show.progress import LineProgress
-from etude.show.run_text import figure_lines
 from etude.store.figures import summarize
 from tests.show.histories import History, epoch, validation
 from tests.support import one_quick
@@ -181,7 +180,7 @@ def test_summary_and_lines_say_that_no_answer_has_the_full_reward():
     entries = epoch(0, reward, **metrics), validation(0, reward, **metrics)
     summary = summarize(History(run_id="r", epochs=entries[:1], validations=entries[1:]))
     assert summary.before.distribution == entries[0].distribution
-    lines = dict(figure_lines(summary))
+    lines = dict(summary.lines())
     assert lines["distribution before"] == "best 0.2 (41 of 64, none has 1): 20 × 0, 3 × 0.1, 41 × 0.2"
     LineProgress(stream := StringIO()).validated(0, entries[1].metrics)
     assert stream.getvalue().endswith(", best 0.2 (41 of 64, none has 1)\n")

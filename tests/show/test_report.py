@@ -12,14 +12,13 @@ from etude.core.evaluation import EvalOutputItem
 from etude.core.history import History
 from etude.show.metrics_files import RunReport, render_reward_plot
 from etude.show.progress import JsonProgress, LineProgress
-from etude.show.run_text import figure_lines
 from etude.store.figures import summarize
 from tests.show.histories import NOW, epoch, history, validation
 from tests.support import one_quick
 
 
 def figures(past):
-    return dict(figure_lines(summarize(past)))
+    return dict(summarize(past).lines())
 
 
 def score(mean, n=10):

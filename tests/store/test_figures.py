@@ -60,11 +60,11 @@ COLLAPSE, FLAT = event("reward_collapse", "the reward has collapsed"), event("eq
 
 def test_an_alarm_is_a_sentence_about_the_last_entry_it_held_for():
     entries = [with_alarms(epoch(0, 1.0), FLAT), with_alarms(epoch(1, 1.0), FLAT), epoch(2, 1.0)]
-    assert alarm_sentences(History(run_id="r", epochs=entries)) == ["epoch 2 (and 1 other): all are equal"]
+    assert alarm_sentences(History(run_id="r", epochs=entries)) == ["epoch 2 (and 1 more): all are equal"]
     validations = [with_alarms(validation(number, 0.0), COLLAPSE) for number in range(3)]
     assert alarm_sentences(History(run_id="r", epochs=entries[1:], validations=validations)) == [
         "epoch 2: all are equal",
-        "validation after epoch 2 (and 2 others): the reward has collapsed",
+        "validation after epoch 2 (and 2 more): the reward has collapsed",
     ]
 
 

@@ -207,7 +207,7 @@ class ClusterOrder(JobOrder):
             learner.restore(versions.folder(self.start.number))
         made = job.train(learner, NewsListener(folder), job.canceled, stopping, folder.checkpoints)
         if team.leads:
-            made.write(versions)
+            versions.write(made.number, made.facts, made.state)
             folder.add_news(News(kind="done", message=learner.note or ""))
 
     def _policy(self, team: Team) -> Policy:

@@ -150,12 +150,11 @@ def show_findings(findings: Findings, facts: dict[str, Any], as_json: bool) -> N
 def show_outcome(summary: Summary, epochs: str, run: Path) -> None:
     """Print the figures and versions of each model, the epochs, the warnings, and the plot's path."""
     from etude.show.metrics_files import PLOT
-    from etude.show.run_text import figure_lines
 
-    for target, own in summary.by_model.items():
-        if target is not None:
+    for target, own in (summary.targets or {"": summary}).items():
+        if target:
             say(f"target          {target}")
-        for label, text in figure_lines(own):
+        for label, text in own.lines():
             say_wrapped(f"{label:<15} {text}")
     say(f"epochs          {epochs}")
     if summary.stopped:

@@ -24,7 +24,7 @@ def import_traces(
 
     Reads rows in OpenAI's format: finished conversations, and requests with their responses.
     """
-    from etude.show.run_text import imported_lines
+    from etude.store.facts import imported_lines
     from etude.store.run_folder import RunFolder
     from etude.wire.logged_chats import read_log, write_run
 

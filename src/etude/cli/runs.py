@@ -36,7 +36,6 @@ app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True, ric
 @report_errors
 def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     """List the runs in a folder, the latest first."""
-    from etude.show.run_text import first_and_last_reward, shown_epochs, shown_state
     from etude.store.facts import list_runs, read_facts
 
     facts = [read_facts(run) for run in list_runs(output_dir)]
@@ -49,7 +48,7 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
         return
     rows = [
         (
-            *(each.name, each.kind, shown_state(each), shown_epochs(each), *first_and_last_reward(each)),
+            *(each.name, each.kind, each.shown_state, each.shown_epochs, *each.first_and_last_reward),
             f"{datetime.fromtimestamp(each.changed):%Y-%m-%d %H:%M}",
         )
         for each in facts
@@ -117,7 +116,6 @@ def compare(
 ) -> None:
     """Compare runs: settings that differ, rewards, and the difference of each score with its interval."""
     from etude.core.stats import shown_mean
-    from etude.show.run_text import first_and_last_reward, shown_epochs, shown_state
     from etude.store.facts import differing_settings, find_run, paired_differences, read_facts
 
     if len(runs) < 2:
@@ -131,9 +129,9 @@ def compare(
         runs_json = [run_facts.as_json() for run_facts in facts]
         emit({"runs": runs_json, "settings": settings, "differences": by_name})
         return
-    rows: list[tuple[Any, ...]] = [("state", *map(shown_state, facts)), ("epochs", *map(shown_epochs, facts))]
-    firsts, lasts = zip(*map(first_and_last_reward, facts), strict=True)
-    rows += [("first reward", *firsts), ("last reward", *lasts)]
+    columns = [(each.shown_state, each.shown_epochs, *each.first_and_last_reward) for each in facts]
+    labels = ("state", "epochs", "first reward", "last reward")
+    rows: list[tuple[Any, ...]] = [*zip(labels, *columns, strict=True)]
     rows += [
         (key, *("–" if value is None else str(value) for value in values)) for key, values in settings.items()
     ]
@@ -183,10 +181,10 @@ def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
 def _show_facts(facts: RunFacts) -> None:
     from etude.core.evaluation import FailureCause
     from etude.core.history import Score
-    from etude.show.run_text import imported_lines, shown_epochs, shown_state
+    from etude.store.facts import imported_lines
 
     say(f"run             {shown_path(facts.path)}")
-    say(f"state           {shown_state(facts)}")
+    say(f"state           {facts.shown_state}")
     trained = (("base model", facts.base), ("method", facts.method), ("backend", facts.backend))
     for label, value in (("model", facts.model),) if facts.kind == "evaluate" else trained:
         if value is not None:
@@ -201,7 +199,7 @@ def _show_facts(facts: RunFacts) -> None:
     if facts.state == "unreadable":
         return
     if facts.kind == "train":
-        show_outcome(facts.summary, str(shown_epochs(facts)), facts.path)
+        show_outcome(facts.summary, str(facts.shown_epochs), facts.path)
         return
     result = facts.result or {}
     if facts.kind == "import":

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from etude.config.document import KeyPath, join_path, leaves
 from etude.core.errors import EtudeError, RequestError, nearest
-from etude.core.history import History
+from etude.core.history import History, Score
 from etude.core.keys import content_hash
 from etude.core.stats import Estimate, estimate_difference, shared_bounds
 from etude.store.database import DATABASE
@@ -77,6 +77,35 @@ class RunFacts:
         """How many epochs are over, including those with nothing to train on."""
         return self.summary.epochs_trained + self.summary.epochs_skipped
 
+    @property
+    def shown_state(self) -> str:
+        """Whether the run is active, finished or unfinished, or why it cannot be read."""
+        if self.in_use_by is not None:
+            return f"running (process {self.in_use_by})"
+        if self.problem is not None:
+            return f"unreadable: {self.problem}"
+        is_empty = self.kind == "train" and self.state == "finished" and not self.summary.epochs_trained
+        return "finished, trained on nothing" if is_empty else self.state
+
+    @property
+    def shown_epochs(self) -> str | None:
+        """The epochs as `3/10`; None for an evaluation, which has none."""
+        if self.kind != "train" or self.state == "unreadable":
+            return None
+        return f"{self.epochs_done}/{self.num_epochs or '?'}"
+
+    @property
+    def first_and_last_reward(self) -> list[str | None]:
+        """The first and last reward, of validations if there are any. Evaluations have only the last."""
+        if self.kind == "evaluate":
+            result = self.result or {}
+            score = Score.model_validate((result.get("scores") or {}).get(result.get("reward")) or {})
+            return [None, None if score.mean is None else score.interval]
+        if not self.summary.targets:
+            return self.summary.shown_ends()
+        ends = {name: summary.shown_ends(short=True) for name, summary in self.summary.targets.items()}
+        return [", ".join(f"{name} {own[when] or '–'}" for name, own in ends.items()) for when in (0, 1)]
+
 
 def read_facts(path: Path, *, required: bool = False) -> RunFacts:
     """Return the facts of the run in a folder. If it cannot be read, they say why.
@@ -122,6 +151,17 @@ def read_facts(path: Path, *, required: bool = False) -> RunFacts:
         storage=storage,
         histories=known,
     )
+
+
+def imported_lines(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the counts of an imported log, as labels and texts."""
+    scores = ", ".join(f"{name} ({count})" for name, count in counts["scores"].items())
+    several = f"{counts['compared']} with several chats"
+    return [
+        ("chats", f"{counts['chats']} with {counts['calls']} calls"),
+        ("prompts", f"{counts['prompts']}, {several}, {counts['held_out']} held out"),
+        *([("feedback", scores)] if scores else []),
+    ]
 
 
 def list_runs(root: Path | str) -> list[Path]:

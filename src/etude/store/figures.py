@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -81,12 +81,6 @@ def with_rewards(entries: Sequence[Entry]) -> list[Entry]:
     return [entry for entry in entries if entry.reward.mean is not None]
 
 
-def is_measured(history: History) -> bool:
-    """Return whether the last trained weights were measured after training. True if nothing was trained."""
-    trained = history.trained
-    return not trained or any(entry.epoch >= trained[-1].epoch for entry in with_rewards(history.validations))
-
-
 def failed_counts(metrics: Mapping[str, Any]) -> tuple[int, int]:
     """Return how many episodes failed, and how many scores of the other episodes failed."""
     failures: Mapping[str, int] = metrics.get("failures") or {}
@@ -138,6 +132,13 @@ def versions_made(history: History) -> list[int]:
     return [version.number for version in made if version is not None]
 
 
+def _location(version: ModelVersion) -> str:
+    """Return the backend's name for a version; empty if its weights are in the run folder."""
+    is_here = "checkpoints" in Path(version.location).parts or not version.number
+    return "" if is_here else f"  {version.location}"
+
+
+VALIDATION_KEY = "finetuning.run_configuration.validation_dataset"
 COLLAPSE, FAILURES = "reward_collapse", "failures"
 """Alarms that are also shown in other places."""
 
@@ -185,11 +186,52 @@ class Summary(BaseModel, frozen=True):
             return {"before": self.before, "after": self.after}
         return {"in the first epoch": self.first_epoch, "in the last epoch": self.last_epoch}
 
-    @property
-    def by_model(self) -> Mapping[str | None, Summary]:
-        """The summary of each trained model. The key is None if there is only one."""
-        models: dict[str | None, Summary] = dict(self.targets.items())
-        return models or {None: self}
+    def shown_ends(self, *, short: bool = False) -> list[str | None]:
+        """Return the rewards of `ends` as texts, with their intervals unless they must be `short`."""
+        texts: list[str | None] = []
+        for figure in self.ends.values():
+            if figure is None or figure.avg_reward is None:
+                texts.append(None)
+                continue
+            shown = str(Score(mean=figure.avg_reward)) if short else figure.reward.interval
+            texts.append(shown if self.is_validated else f"{shown} in epoch {figure.epoch}")
+        return texts
+
+    def lines(self) -> Iterator[tuple[str, str]]:
+        """Yield labels and texts of one model's figures and versions."""
+        if (warm_up := self.warm_up) is not None:
+            version = "" if warm_up.version is None else f": v{warm_up.version}"
+            value = "" if warm_up.loss is None else f", loss {warm_up.loss:.3f}"
+            if warm_up.avg_reward is not None:
+                value = f", reward {warm_up.reward} n={warm_up.n} (training examples)"
+            yield "warm-up", f"{warm_up.steps} steps of imitation{value}{version}"
+        validated = self.measured_on == VALIDATION
+        known = {"before": self.before, "warm": self.warm, "after": self.after}
+        if not validated:
+            known = {"first": self.first_epoch, "last": self.last_epoch}
+        figures = {key: figure for key, figure in known.items() if figure is not None}
+        for key, figure in figures.items():
+            when = f" {key}" if figures.keys() & {"before", "warm"} else ""
+            yield f"reward{when}", f"{figure.reward.counted}  ({figure.measured})"
+            if (found := figure.distribution) is not None:
+                yield f"distribution{when}", f"{found}: {found.shown_bars()}"
+        names = list(dict.fromkeys(name for figure in figures.values() for name in figure.evaluators))
+        for name in names:
+            scores = [figure.evaluators.get(name, Score()) for figure in figures.values()]
+            is_reward = [score.mean for score in scores] == [each.avg_reward for each in figures.values()]
+            if len(names) > 1 or not is_reward:
+                yield name, " → ".join(score.counted for score in scores)
+        best, last = self.best_version, self.last_version
+        if best is not None:
+            untrained = "" if best.number else ", the base model: no trained version has done better"
+            yield "best version", f"v{best.number}{untrained or _location(best)}"
+        if last is not None:
+            base = "" if last.number else ", the base model: nothing was trained"
+            yield "last version", f"v{last.number}{base or _location(last)}"
+        if not self.is_measured:
+            of = "" if last is None else f" of v{last.number}"
+            how = "" if validated else f": no validation of held-out examples ({VALIDATION_KEY}) was run"
+            yield "not measured", f"nothing was measured after the last update{of}{how}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the summary as `etude runs show --json` has it."""
@@ -198,21 +240,21 @@ class Summary(BaseModel, frozen=True):
 
 def summarize(history: History, num_epochs: int | None = None) -> Summary:
     """Return the summary of one model's training, which was asked to last `num_epochs`."""
-    start = history.validation(0)
+    start, trained, validated = history.validation(0), history.trained, with_rewards(history.validations)
     measured = {"before": start} if history.warm_up is None else {"before": history.base, "warm": start}
     epochs = [entry for entry in history.epochs if entry.resting is None]
     measured["after"] = next((entry for entry in reversed(history.validations) if entry.epoch), None)
     ends = {"first_epoch": epochs[:1], "last_epoch": epochs[1:][-1:]}
     return Summary(
         run_id=history.run_id,
-        epochs_trained=len(history.trained),
+        epochs_trained=len(trained),
         epochs_skipped=len(history.skipped),
         skip_reasons=sorted({entry.skipped for entry in history.skipped if entry.skipped is not None}),
         measured_on=VALIDATION if history.validations else TRAINING,
         warm_up=None if history.warm_up is None else WarmUpFigure.of(history.warm_up),
         **{key: Figure.of(entry) for key, entry in measured.items() if entry is not None},
         **{key: Figure.of(entry) for key, entries in ends.items() for entry in entries},
-        is_measured=is_measured(history),
+        is_measured=not trained or any(entry.epoch >= trained[-1].epoch for entry in validated),
         best_version=best_version(history),
         last_version=last_version(history),
         warnings=alarm_sentences(history),
@@ -253,8 +295,7 @@ def alarm_sentences(history: History) -> list[str]:
                     held.setdefault(event.key, []).append((str(entry), event.text))
         for sentences in held.values():
             (name, text), more = sentences[-1], len(sentences) - 1
-            others = "" if not more else f" (and {more} other)" if more == 1 else f" (and {more} others)"
-            texts.append(f"{name}{others}: {text}")
+            texts.append(f"{name}{f' (and {more} more)' if more else ''}: {text}")
     return texts
 
 

@@ -79,55 +79,39 @@ def outlines(
     `after` is an episode id: begin after it. `reward` is the evaluator whose score is the reward.
     """
     for id, stored in stored_episodes(journal, prefix, after=after):
-        outline = _outline(stored)
         # The rows of another episode may begin like this one's: an example may have any name.
         kinds = tuple(f"{id}/{kind}/" for kind in ("call", "score", "tool"))
-        rows = [(key, row) for key, row in journal.scan(f"{id}/") if key.startswith(kinds)]
-        for key, row in rows:
-            kind, _, name = key.removeprefix(f"{id}/").partition("/")
-            if kind == "call":
-                _add_call(outline, row)
-            elif kind == "score":
-                outline.scores[name] = row["score"]
-                if row["error"]:
-                    outline.errors[f"score:{name}"] = row["error"]
-        outline.reward = outline.scores.get(reward or "")
-        outline.stored = [stored, *(row for _, row in rows)] if with_text else []
-        yield outline
-
-
-def _outline(stored: Json) -> EpisodeOutline:
-    example = stored["example"]
-    outline = EpisodeOutline(
-        id=stored["episode"],
-        phase=episode_phase(stored),
-        example=example["id"],
-        generation=stored["generation"],
-        inputs=example.get("inputs") or {},
-        expected=example.get("expected"),
-        output=stored["output"],
-        failure=None if stored["failure"] is None else Failure(*stored["failure"]),
-        seconds=stored["seconds"],
-        calls=len(stored["calls"]),
-    )
-    # Calls that failed for good are stored in the episode itself.
-    for call in stored["calls"]:
-        if isinstance(call, dict):
-            _add_call(outline, call)
-            if call.get("error"):
-                outline.errors[f"call:{call['index']}"] = call["error"]
-    return outline
-
-
-def _add_call(outline: EpisodeOutline, stored: Json) -> None:
-    outline.agents.add(stored["function"])
-    outline.retries += sum(stored.get("retried", {}).values())
-    if (completion := stored.get("completion")) is not None:
-        if not stored.get("logged"):
-            outline.versions.add(completion.get("model_version", 0))
-        outline.cut_off += completion.get("finish_reason") == "length"
-        outline.drifted += completion.get("drifted", False)
-        outline.tokens += completion["usage"][1]
+        rows = {key: row for key, row in journal.scan(f"{id}/") if key.startswith(kinds)}
+        # Calls that failed for good are stored in the episode itself.
+        failed = [call for call in stored["calls"] if isinstance(call, dict)]
+        calls = [*failed, *(row for key, row in rows.items() if key.startswith(kinds[0]))]
+        answers = [call["completion"] for call in calls if call.get("completion") is not None]
+        sampled = [call for call in calls if call.get("completion") is not None and not call.get("logged")]
+        scores = {key.removeprefix(kinds[1]): row for key, row in rows.items() if key.startswith(kinds[1])}
+        errors = {f"call:{call['index']}": call["error"] for call in failed if call.get("error")}
+        example = stored["example"]
+        yield EpisodeOutline(
+            id=stored["episode"],
+            phase=episode_phase(stored),
+            example=example["id"],
+            generation=stored["generation"],
+            inputs=example.get("inputs") or {},
+            expected=example.get("expected"),
+            output=stored["output"],
+            failure=None if stored["failure"] is None else Failure(*stored["failure"]),
+            seconds=stored["seconds"],
+            reward=scores[reward]["score"] if reward in scores else None,
+            scores={name: row["score"] for name, row in scores.items()},
+            errors=errors | {f"score:{name}": row["error"] for name, row in scores.items() if row["error"]},
+            calls=len(stored["calls"]),
+            cut_off=sum(answer.get("finish_reason") == "length" for answer in answers),
+            drifted=sum(answer.get("drifted", False) for answer in answers),
+            retries=sum(sum(call.get("retried", {}).values()) for call in calls),
+            agents={call["function"] for call in calls},
+            versions={call["completion"].get("model_version", 0) for call in sampled},
+            tokens=sum(answer["usage"][1] for answer in answers),
+            stored=[stored, *rows.values()] if with_text else [],
+        )
 
 
 def strings_in(value: Json) -> Iterator[str]:
@@ -136,14 +120,14 @@ def strings_in(value: Json) -> Iterator[str]:
         yield value
     elif isinstance(value, Mapping):
         for name, inner in value.items():
-            if name not in _PACKED:
+            if name not in _UNREAD:
                 yield from strings_in(inner)
     elif isinstance(value, Sequence):
         for inner in value:
             yield from strings_in(inner)
 
 
-_PACKED = {"prompt_ids", "completion_ids", "logprobs", "role", "type", "id", "finish_reason"}
+_UNREAD = {"prompt_ids", "completion_ids", "logprobs", "role", "type", "id", "finish_reason"}
 
 
 Test: TypeAlias = Callable[[EpisodeOutline], bool]

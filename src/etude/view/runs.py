@@ -14,9 +14,8 @@ from etude.config.document import value_at
 from etude.core.episode import cut_off_share
 from etude.core.history import Entry, EpochEntry, History, Score
 from etude.engines.bill import load_bill
-from etude.show.run_text import figure_lines, first_and_last_reward, imported_lines, shown_epochs, shown_state
 from etude.store.episodes import list_phases, phase_epoch
-from etude.store.facts import RunFacts
+from etude.store.facts import RunFacts, imported_lines
 from etude.store.figures import causes_in, failed_counts
 from etude.store.log import read_histories
 from etude.store.run_folder import CONFIG_STEP, RunFolder
@@ -28,8 +27,7 @@ def list_page(request: Request) -> Response:
     """List all runs of the folder."""
     library: Library = request.app.state.library
     template = "runs_table.html" if request.query_params.get("part") == "table" else "runs.html"
-    words: dict[str, Any] = {"state": shown_state, "epochs": shown_epochs, "ends": first_and_last_reward}
-    return page(request, template, runs=library.list_runs(), root=library.root, **words)
+    return page(request, template, runs=library.list_runs(), root=library.root)
 
 
 def run_page(request: Request) -> Response:
@@ -78,7 +76,7 @@ def overview(library: Library, path: Path) -> dict[str, Any]:
         "models": [
             {
                 "name": name,
-                "lines": figure_lines(facts.summary.targets[name]) if name in facts.summary.targets else (),
+                "lines": own.lines() if (own := facts.summary.targets.get(name or "")) else (),
                 "charts": list_charts(history),
                 "rows": [*_rows(history, by_epoch)],
             }
@@ -92,18 +90,18 @@ def overview(library: Library, path: Path) -> dict[str, Any]:
 
 def _live(library: Library, path: Path) -> dict[str, Any]:
     facts = library.facts(path)
-    return {"seen": run_status(path), "state": shown_state(facts), "done": facts.epochs_done, "facts": facts}
+    return {"seen": run_status(path), "done": facts.epochs_done, "facts": facts}
 
 
 def _facts(facts: RunFacts) -> list[tuple[str, str]]:
-    lines = [("epochs", shown_epochs(facts)), ("model", facts.model or facts.base), ("method", facts.method)]
+    lines = [("epochs", facts.shown_epochs), ("model", facts.model or facts.base), ("method", facts.method)]
     lines += [("backend", facts.backend)]
     known = [(label, text) for label, text in lines if text]
     if facts.kind == "import":
         return imported_lines(facts.result or {})
     if facts.kind == "evaluate":
-        return [*known, ("reward", first_and_last_reward(facts)[1] or "none yet")]
-    return known if facts.summary.targets else [*known, *figure_lines(facts.summary)]
+        return [*known, ("reward", facts.first_and_last_reward[1] or "none yet")]
+    return known if facts.summary.targets else [*known, *facts.summary.lines()]
 
 
 def _rows(history: History, phases: Mapping[int, str]) -> list[dict[str, Any]]:
