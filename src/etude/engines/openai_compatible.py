@@ -17,14 +17,16 @@ from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.core.secrets import keep_secret, masked
 from etude.engines.openai_config import NOT_FOR_REASONING, OPENAI_URL, OpenAiLlmConfig
-from etude.wire.answers import BadAnswer, require_asked, require_logprobs
+from etude.wire.answers import require_asked
 from etude.wire.client import (
     USUAL_FIELDS,
+    TokenLogprobs,
     beginning_digest,
     charged_for,
     conversation_key,
     encode,
     parse_completion,
+    read_answer,
     request_fields,
 )
 from etude.wire.retries import Refusal, Retryable, note_charged, with_retries
@@ -113,15 +115,14 @@ class OpenAiEngine(Engine):
         def read(data: bytes, version: int) -> tuple[float, ...]:
             try:
                 rows = from_json(data)["choices"][0]["prompt_logprobs"]
-                values = [row[str(id)]["logprob"] for id, row in zip(ids[1:], rows[1:], strict=True)]
-                return (0.0, *require_logprobs(values, "prompt_logprobs[#]"))
-            except BadAnswer as error:
-                raise Retryable(f"malformed answer: {error}") from error
+                tokens = [row[str(id)] for id, row in zip(ids[1:], rows[1:], strict=True)]
             except (ValueError, KeyError, TypeError, IndexError) as error:
                 raise Refusal(
                     "the answer has no prompt_logprobs of the prompt's token ids; a teacher needs an "
                     "endpoint that gives them, such as vLLM"
                 ) from error
+            scored = read_answer(TokenLogprobs, {"content": [{"logprob": t["logprob"]} for t in tokens]})
+            return (0.0, *(each["logprob"] for each in scored.content or ()))
 
         return await self._answer("completions", fields, len(ids), {}, read)
 

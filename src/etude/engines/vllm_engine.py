@@ -17,15 +17,15 @@ from etude.engines.answer import before_stop, sample_message
 from etude.engines.http_client import HttpClient
 from etude.engines.vllm_process import VllmProcess
 from etude.models.text_codec import TextCodec
-from etude.wire.answers import BadAnswer, read_tops
 from etude.wire.client import (
     FIRST_TOKENS,
-    as_chat,
+    Choice,
     beginning_digest,
     conversation_key,
-    read_tokens,
+    read_answer,
     sampling_fields,
 )
+from etude.wire.retries import Retryable
 
 _MOST_CONVERSATIONS = 2**17
 """Conversations to remember; the least recently used ones may move to another process."""
@@ -327,13 +327,14 @@ class VllmEngine:
     ) -> tuple[Sequence[int], Sequence[float], Sequence[TopLogprobs]]:
         """Return a piece's new tokens, their logprobs, and the likeliest there. Raises EngineError."""
         try:
-            tokens = (as_chat(choice)["logprobs"] or {"content": ()})["content"]
-            ids, logprobs = read_tokens(choice, tokens, self.codec.vocabulary)
+            read = read_answer(Choice, choice)
+            ids, logprobs = read.sampled()
             if len(ids or ()) != len(logprobs or ()):
                 raise ValueError("it has tokens without logprobs")
-            most = request.top_logprobs
-            return ids or (), logprobs or (), read_tops(tokens, most) if most else ()
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if ids and max(ids) >= self.codec.vocabulary:
+                raise ValueError(f"token id {max(ids)} is beyond the vocabulary of {self.codec.vocabulary}")
+            return ids or (), logprobs or (), read.tops(request.top_logprobs)
+        except (Retryable, ValueError) as error:
             raise _unreadable(error) from error
 
 
@@ -346,5 +347,4 @@ def _failure(status: int, body: bytes) -> EngineError:
 
 
 def _unreadable(error: Exception) -> EngineError:
-    reason = str(error) if isinstance(error, BadAnswer) else f"{type(error).__name__}: {error}"
-    return EngineError(f"vLLM's answer cannot be read: {reason}")
+    return EngineError(f"vLLM's answer cannot be read: {type(error).__name__}: {error}")

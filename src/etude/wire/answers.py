@@ -1,29 +1,14 @@
-"""Answers and their tokens with logprobs: read from an endpoint, and presented by an API."""
+"""Answers and their tokens with logprobs, as an API presents them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from etude.core.call import Completion, Delta, Token, TopLogprobs
 from etude.core.errors import ImpossibleCall
 from etude.core.message import message_text
-
-_NAMED = "token_id:"
-"""vLLM's prefix for a token that is named by its id."""
-
-_ROUNDING = 1e-4
-"""Rounding error by which a logprob may exceed 0. In single precision, a logit minus a log-sum (both about
-30) is off by a few times 2e-6. Servers that compute in lower precision are off by more."""
-_LEAST = -1e5
-"""Lowest logprob of a sampled token: OpenAI and vLLM write -9999 for probability 0."""
-_LARGEST_ID = 2**31 - 1
-
-
-class BadAnswer(ValueError):
-    """An impossible value in an answer; the text names its field."""
 
 
 def require_asked(completion: Completion, *, logprobs: bool = False, top: int = 0) -> None:
@@ -41,65 +26,6 @@ def require_asked(completion: Completion, *, logprobs: bool = False, top: int = 
         "endpoint that returns it",
         param=missing,
     )
-
-
-def require_logprobs(values: Sequence[Any], field: str, least: float = _LEAST) -> tuple[float, ...]:
-    """Return the logprobs in a list of an answer. Raises Impossible for an invalid value.
-
-    `field` is the name of the values' field, with `#` for their index.
-    """
-    for index, value in enumerate(values):
-        if type(value) not in (float, int) or value == -math.inf or not least <= value <= _ROUNDING:
-            bound = "" if least == -math.inf else f", and not below {least:g}"
-            where = field.replace("#", str(index))
-            raise BadAnswer(f"{where} is {value!r:.40}; a logprob is a number of at most 0{bound}")
-    return tuple(map(float, values))
-
-
-def require_ids(ids: Sequence[Any], vocabulary: int | None, field: str) -> tuple[int, ...]:
-    """Return the token ids in a list of an answer. Raises Impossible for an id outside the vocabulary.
-
-    `field` is the name of the ids' field.
-    """
-    most = _LARGEST_ID if vocabulary is None else vocabulary - 1
-    if not ids or (set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) <= most):
-        return tuple(ids)
-    index, wrong = next((at, id) for at, id in enumerate(ids) if type(id) is not int or not 0 <= id <= most)
-    size = "" if vocabulary is None else f"; the vocabulary has {vocabulary} tokens"
-    raise BadAnswer(f"{field}[{index}] is {wrong!r:.40}, which is not a token id{size}")
-
-
-def named_ids(tokens: Any) -> tuple[int, ...] | None:
-    """Return the ids of tokens like `token_id:42`, or None if the tokens are named by their text."""
-    named = [_token(str(token.get("token", ""))) for token in tokens]
-    ids = tuple([token for token in named if isinstance(token, int)])
-    return ids if ids and len(ids) == len(named) else None
-
-
-def token_texts(tokens: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """Return the text of each token, or nothing if the endpoint gives no texts."""
-    texts = tuple([str(token.get("token", "")) for token in tokens])
-    return texts if any(texts) else ()
-
-
-def read_tops(tokens: Sequence[Mapping[str, Any]], count: int) -> tuple[TopLogprobs, ...]:
-    """Return each token's likeliest alternatives, by id if named so, or nothing if there are none."""
-    tops = [token.get("top_logprobs") or () for token in tokens]
-    if not any(tops):
-        return ()
-    read: list[TopLogprobs] = []
-    for index, top in enumerate(tops):
-        field = f"choices[0].logprobs.content[{index}].top_logprobs[#].logprob"
-        values = require_logprobs([each["logprob"] for each in top], field, -math.inf)
-        names = [_token(str(each["token"])) for each in top]
-        # vLLM adds the sampled token if it is not among the likeliest.
-        read.append(tuple(sorted(zip(names, values, strict=True), key=lambda pair: -pair[1])[:count]))
-    return tuple(read)
-
-
-def _token(name: str) -> Token:
-    number = name.removeprefix(_NAMED)
-    return int(number) if number != name and number.isdecimal() else name
 
 
 TokenBytes: TypeAlias = Callable[[int], bytes | None]

@@ -9,19 +9,176 @@ logprobs by their ids (`return_tokens_as_token_ids`). vLLM's other fields come f
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Annotated, Any, TypeAlias, TypeVar
 
+from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import from_json, to_json
+from typing_extensions import Required, TypedDict
 
-from etude.core.call import ChatRequest, Completion, Constraint, Sampling, Usage
-from etude.core.message import Message
-from etude.wire.answers import BadAnswer, named_ids, read_tops, require_ids, require_logprobs, token_texts
+from etude.core.call import ChatRequest, Completion, Constraint, Sampling, Token, TopLogprobs, Usage
+from etude.core.message import Message, message_text
 from etude.wire.dialect import tool_call
 from etude.wire.retries import Refusal, Retryable, error_text
+from etude.wire.sampling import field_path
 
-_MOST_TOKENS = 2**31
-"""Maximum number of tokens that one call can have used."""
-_LOGPROB = "choices[0].logprobs.content[#].logprob"
+M = TypeVar("M", bound=BaseModel)
+
+_MOST_ROUNDED = 1e-4
+"""Rounding error by which a logprob may exceed 0. In single precision, a logit minus a log-sum (both about
+30) is off by a few times 2e-6. Servers that compute in lower precision are off by more."""
+_TokenId: TypeAlias = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
+_Count: TypeAlias = Annotated[int, BeforeValidator(lambda value: value or 0), Field(ge=0, le=2**31)]
+_NAMED = "token_id:"
+"""vLLM's prefix for a token that is named by its id."""
+
+
+class _Alternative(TypedDict, total=False):
+    token: str
+    logprob: Required[Annotated[float, Field(le=_MOST_ROUNDED, strict=True)]]
+
+
+class _SampledToken(TypedDict, total=False):
+    token: str
+    # OpenAI and vLLM write -9999 for probability 0.
+    logprob: Required[Annotated[float, Field(ge=-1e5, le=_MOST_ROUNDED, strict=True)]]
+    top_logprobs: list[_Alternative] | None
+
+
+class TokenLogprobs(BaseModel):
+    """The tokens of an answer with their logprobs."""
+
+    content: list[_SampledToken] | None = None
+
+
+class _Function(BaseModel):
+    name: str
+    arguments: str | dict[str, Any] | None = None
+
+
+class _ToolCall(BaseModel):
+    id: str | None = None
+    function: _Function
+
+    def as_chat(self, index: int) -> dict[str, Any]:
+        # OpenAI sends a string of JSON; some servers send the object, or nothing for none.
+        given = self.function.arguments
+        arguments = given if isinstance(given, str) and given else to_json(given or {}).decode()
+        return tool_call(self.id or f"call_{index}", self.function.name, arguments)
+
+
+class _Message(BaseModel, extra="allow"):
+    role: Any = None
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[_ToolCall] = []
+    # vLLM and OpenRouter name it `reasoning`; DeepSeek, SGLang and older vLLM versions name it as we do.
+    thinking: str = Field(default="", validation_alias=AliasChoices("reasoning_content", "reasoning"))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_empty(cls, wire: Any) -> Any:
+        if not isinstance(wire, dict):
+            return wire
+        return {name: value for name, value in wire.items() if value not in (None, [], {})}
+
+    def as_chat(self) -> Message:
+        content = self.content
+        message: Message = {
+            "role": "assistant",
+            "content": message_text({"content": content}) if isinstance(content, list) else content,
+            **(self.model_extra or {}),
+        }
+        if self.thinking:
+            message["reasoning_content"] = self.thinking
+        if self.tool_calls:
+            message["tool_calls"] = [call.as_chat(index) for index, call in enumerate(self.tool_calls)]
+        return message
+
+
+class Choice(BaseModel):
+    """A choice of chat completions, or of the completions API."""
+
+    message: _Message
+    finish_reason: str | None = None
+    prompt_token_ids: tuple[_TokenId, ...] | None = None
+    token_ids: tuple[_TokenId, ...] | None = None
+    logprobs: TokenLogprobs | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_chat(cls, wire: Any) -> Any:
+        """Convert a choice of the completions API to one of chat completions."""
+        if not isinstance(wire, dict) or "text" not in wire:
+            return wire
+        logprobs = wire.get("logprobs")
+        if logprobs is not None:
+            texts, values = logprobs["tokens"], logprobs["token_logprobs"]
+            tops = logprobs.get("top_logprobs") or [None] * len(texts)
+            content = [
+                {
+                    "token": token,
+                    "logprob": logprob,
+                    "top_logprobs": [{"token": name, "logprob": of} for name, of in (top or {}).items()],
+                }
+                for token, logprob, top in zip(texts, values, tops, strict=True)
+            ]
+            logprobs = {"content": content}
+        return {**wire, "message": {"content": wire["text"]}, "logprobs": logprobs}
+
+    @property
+    def tokens(self) -> list[_SampledToken] | None:
+        """The tokens with logprobs; None if the endpoint does not give them."""
+        return None if self.logprobs is None else self.logprobs.content
+
+    def sampled(self) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
+        """Return the sampled tokens' ids and logprobs, each None if the endpoint does not give it."""
+        ids, tokens = self.token_ids, self.tokens
+        if tokens is None:
+            return ids, None
+        if ids is None and tokens:
+            named = tuple([name for each in tokens if isinstance(name := _name_token(each), int)])
+            ids = named if len(named) == len(tokens) else None
+        elif ids is not None and len(ids) != len(tokens):
+            raise Retryable(f"malformed answer: it has {len(tokens)} logprobs, and {len(ids)} token_ids")
+        return ids, tuple([each["logprob"] for each in tokens])
+
+    def tops(self, count: int) -> tuple[TopLogprobs, ...]:
+        """Return the `count` likeliest tokens at each position; nothing if there are none."""
+        tops = []
+        for token in self.tokens or () if count else ():
+            named = [(_name_token(each), each["logprob"]) for each in token.get("top_logprobs") or ()]
+            # vLLM adds the sampled token if it is not among the likeliest.
+            tops.append(tuple(sorted(named, key=lambda pair: -pair[1])[:count]))
+        return tuple(tops) if any(tops) else ()
+
+
+def _name_token(token: _SampledToken | _Alternative) -> Token:
+    """Return a token's id if it is named by it, else its text."""
+    name = token.get("token", "")
+    number = name.removeprefix(_NAMED)
+    return int(number) if number != name and number.isdecimal() else name
+
+
+class _Details(BaseModel):
+    cached_tokens: _Count = 0
+
+
+class _Usage(BaseModel):
+    prompt_tokens: _Count = 0
+    completion_tokens: _Count = 0
+    prompt_tokens_details: _Details | None = None
+    prompt_cache_hit_tokens: _Count = 0
+    """DeepSeek's name for the cached tokens."""
+
+    def as_usage(self) -> Usage:
+        details = self.prompt_tokens_details
+        cached = (details and details.cached_tokens) or self.prompt_cache_hit_tokens
+        return Usage(self.prompt_tokens, self.completion_tokens, min(cached, self.prompt_tokens))
+
+
+class _Answer(BaseModel):
+    choices: list[Choice]
+    prompt_token_ids: tuple[_TokenId, ...] | None = None
+    usage: _Usage | None = None
 
 
 def encode(body: Mapping[str, Any]) -> bytes:
@@ -30,6 +187,18 @@ def encode(body: Mapping[str, Any]) -> bytes:
         return to_json(body)
     except ValueError as error:
         raise Refusal(f"the request cannot be written as JSON: {error}", impossible=True) from error
+
+
+def read_answer(kind: type[M], wire: Any) -> M:
+    """Validate an answer or a part of it. Raises Retryable that names the first wrong field."""
+    try:
+        return kind.model_validate(wire)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        reason = f"{field_path(first['loc'])} is {first['input']!r:.40}: {first['msg']}"
+        raise Retryable(f"malformed answer: {reason}") from error
+    except (AttributeError, KeyError, TypeError) as error:
+        raise Retryable(f"malformed answer: {type(error).__name__}: {error}") from error
 
 
 def parse_completion(data: bytes, model_version: int = 0, *, top: int = 0) -> Completion:
@@ -44,160 +213,40 @@ def parse_completion(data: bytes, model_version: int = 0, *, top: int = 0) -> Co
         reply = from_json(data, allow_inf_nan=False, cache_strings="keys")
     except ValueError as error:
         raise Retryable(f"malformed JSON in the answer: {error}") from error
-    try:
-        choice = _only_choice(reply)
-        if "text" in choice:
-            choice = as_chat(choice)
-        message = _message(choice["message"])
-        tokens = (choice.get("logprobs") or {}).get("content")
-        completion_ids, logprobs = read_tokens(choice, tokens, None)
-        prompt_ids = _ids(
-            # Chat completions have it outside the choice, completions inside.
-            reply.get("prompt_token_ids") or choice.get("prompt_token_ids"),
-            None,
-            "prompt_token_ids",
-        )
-        usage = _usage(reply.get("usage"))
-        return Completion(
-            message=message,
-            finish_reason=_finish_reason(choice.get("finish_reason"), message),
-            prompt_ids=prompt_ids,
-            completion_ids=completion_ids,
-            logprobs=logprobs,
-            top_logprobs=read_tops(tokens or (), top) if top else (),
-            token_texts=token_texts(tokens or ()) if completion_ids is None else (),
-            usage=usage,
-            model_version=model_version,
-        )
-    except BadAnswer as error:
-        raise Retryable(f"malformed answer: {error}") from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise Retryable(f"malformed answer: {type(error).__name__}: {error}") from error
-
-
-def read_tokens(
-    choice: Mapping[str, Any], tokens: Any, vocabulary: int | None
-) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
-    """Return the sampled tokens' ids and logprobs, each None if the endpoint does not give it."""
-    values = None if tokens is None else [token["logprob"] for token in tokens]
-    logprobs = None if values is None else require_logprobs(values, _LOGPROB)
-    ids = _ids(choice.get("token_ids"), vocabulary, "choices[0].token_ids")
-    if ids is None:
-        ids = _ids(named_ids(tokens or ()), vocabulary, "choices[0].logprobs.content")
-    if logprobs is not None and ids is not None and len(logprobs) != len(ids):
-        count = f"choices[0].logprobs.content has {len(logprobs)} logprobs"
-        raise BadAnswer(f"{count}, but choices[0].token_ids has {len(ids)} tokens")
-    return ids, logprobs
-
-
-def as_chat(choice: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert a choice of the completions API to one of chat completions."""
-    wire = choice.get("logprobs")
-    logprobs = None
-    if wire is not None:
-        tops = [top or {} for top in wire.get("top_logprobs") or [{}] * len(wire["tokens"])]
-        logprobs = {
-            "content": [
-                {
-                    "token": token,
-                    "logprob": logprob,
-                    "top_logprobs": [{"token": other, "logprob": value} for other, value in top.items()],
-                }
-                for token, logprob, top in zip(wire["tokens"], wire["token_logprobs"], tops, strict=True)
-            ]
-        }
-    return {**choice, "message": {"content": choice["text"]}, "logprobs": logprobs}
+    if not isinstance(reply, dict) or not reply.get("choices"):
+        # Some routers answer 200 with an error inside.
+        reason = error_text(reply)
+        raise Retryable(f"an answer without choices: {reason}" if reason else "an answer without choices")
+    answer = read_answer(_Answer, reply)
+    choice = answer.choices[0]
+    reason = choice.finish_reason or ""
+    if reason == "content_filter":
+        raise Refusal("the endpoint's content filter cut the answer", cause="content_filter", impossible=True)
+    if reason in ("abort", "error"):
+        raise Retryable(f"the endpoint gave up on the answer (finish_reason {reason!r})")
+    ids, logprobs = choice.sampled()
+    texts = tuple([each.get("token", "") for each in choice.tokens or ()]) if ids is None else ()
+    usual = "tool_calls" if choice.message.tool_calls else "stop"
+    return Completion(
+        message=choice.message.as_chat(),
+        finish_reason="length" if reason == "length" else usual,
+        # Chat completions have it outside the choice, completions inside.
+        prompt_ids=answer.prompt_token_ids or choice.prompt_token_ids,
+        completion_ids=ids,
+        logprobs=logprobs,
+        top_logprobs=choice.tops(top),
+        token_texts=texts if any(texts) else (),
+        usage=Usage() if answer.usage is None else answer.usage.as_usage(),
+        model_version=model_version,
+    )
 
 
 def charged_for(data: bytes) -> Usage:
     """Return the tokens used according to the body of a 200 answer, even if the rest is invalid."""
     try:
-        return _usage(from_json(data)["usage"])
+        return _Usage.model_validate(from_json(data)["usage"]).as_usage()
     except (KeyError, TypeError, ValueError):
         return Usage()
-
-
-def _usage(wire: Any) -> Usage:
-    if not isinstance(wire, dict | None):
-        raise BadAnswer(f"usage is {wire!r:.40}, not an object")
-    counts = wire or {}
-    prompt, completion = (_count(counts, name) for name in ("prompt_tokens", "completion_tokens"))
-    details = counts.get("prompt_tokens_details")
-    cached = _count(details, "cached_tokens") if isinstance(details, dict) else 0
-    cached = cached or _count(counts, "prompt_cache_hit_tokens")  # DeepSeek's own field.
-    return Usage(prompt, completion, min(cached, prompt))
-
-
-def _count(wire: Mapping[str, Any], name: str) -> int:
-    """Return a number of tokens. Raises Impossible for an invalid value."""
-    value = wire.get(name)
-    if value is None:
-        return 0
-    if type(value) not in (int, float) or not 0 <= value <= _MOST_TOKENS or value != int(value):
-        raise BadAnswer(f"usage.{name} is {value!r:.40}, which is not a number of tokens")
-    return int(value)
-
-
-def _only_choice(reply: Any) -> dict[str, Any]:
-    choices = reply.get("choices") if isinstance(reply, dict) else None
-    if not isinstance(choices, list) or not choices:
-        # Some routers answer 200 with an error inside.
-        reason = error_text(reply)
-        raise Retryable(f"an answer without choices: {reason}" if reason else "an answer without choices")
-    if not isinstance(choices[0], dict):
-        raise Retryable("malformed answer: the choice is not an object")
-    return choices[0]
-
-
-def _message(wire: dict[str, Any]) -> Message:
-    """Return the assistant message, without empty fields."""
-    content = wire.get("content")
-    if isinstance(content, list):
-        content = "".join(part["text"] for part in content if part["type"] == "text")
-    if content is not None and not isinstance(content, str):
-        raise BadAnswer(f"choices[0].message.content is {content!r:.40}, not text")
-    message: Message = {"role": "assistant", "content": content}
-    for name, value in wire.items():
-        # vLLM and OpenRouter name it `reasoning`; DeepSeek, SGLang and older vLLM versions name it as we do.
-        own = "reasoning_content" if name == "reasoning" else name
-        if own not in message and value not in (None, [], {}):
-            message[own] = value
-    if not isinstance(message.get("reasoning_content", ""), str):
-        raise BadAnswer(f"choices[0].message.reasoning is {message['reasoning_content']!r:.40}, not text")
-    if "tool_calls" in message:
-        message["tool_calls"] = [_tool_call(call, index) for index, call in enumerate(message["tool_calls"])]
-    return message
-
-
-def _tool_call(call: dict[str, Any], index: int) -> dict[str, Any]:
-    name, arguments, id = call["function"]["name"], call["function"]["arguments"], call.get("id")
-    for field, value in (("id", id or ""), ("function.name", name)):
-        if not isinstance(value, str):
-            raise BadAnswer(f"choices[0].message.tool_calls[{index}].{field} is {value!r:.40}, not text")
-    if not isinstance(arguments, str) or not arguments:
-        # OpenAI sends a string of JSON; some servers send the object, or nothing for none.
-        arguments = to_json(arguments or {}).decode()
-    return tool_call(id or f"call_{index}", name, arguments)
-
-
-def _ids(wire: Any, vocabulary: int | None, field: str) -> tuple[int, ...] | None:
-    if wire is None:
-        return None
-    if not isinstance(wire, list | tuple):
-        raise BadAnswer(f"{field} is {wire!r:.40}, not a list of token ids")
-    return require_ids(wire, vocabulary, field)
-
-
-def _finish_reason(wire: Any, message: Message) -> str:
-    if not isinstance(wire, str | None):
-        raise BadAnswer(f"choices[0].finish_reason is {wire!r:.40}, not text")
-    if wire == "content_filter":
-        raise Refusal("the endpoint's content filter cut the answer", cause="content_filter", impossible=True)
-    if wire in ("abort", "error"):
-        raise Retryable(f"the endpoint gave up on the answer (finish_reason {wire!r})")
-    if wire == "length":
-        return "length"
-    return "tool_calls" if "tool_calls" in message else "stop"
 
 
 _SEED_SHIFT = 32

@@ -170,13 +170,19 @@ def describe_problems(errors: Iterable[Any]) -> tuple[str, str | None]:
     """Return pydantic's errors as a sentence, and the first wrong field, like `messages[0].role`."""
     problems, first = [], None
     for error in errors:
-        field = ""
-        for part in map(str, error["loc"]):
-            if part not in ("body", "query", "path") and not _TYPE_TAG.match(part):
-                field += f"[{part}]" if part.isdecimal() else f".{part}" if field else part
+        field = field_path(error["loc"])
         first = first or field or None
         if error["type"] == "json_invalid":
             return f"the request is not JSON: {error.get('ctx', {}).get('error', '')}".rstrip(": "), None
         text = error["msg"].removeprefix("Value error, ")
         problems.append(f"{field}: {text}" if field else text)
     return "; ".join(dict.fromkeys(problems[:5])), first
+
+
+def field_path(location: Iterable[Any]) -> str:
+    """Return the place of pydantic's error as a path like `messages[0].role`."""
+    path = ""
+    for part in map(str, location):
+        if part not in ("body", "query", "path") and not _TYPE_TAG.match(part):
+            path += f"[{part}]" if part.isdecimal() else f".{part}" if path else part
+    return path
