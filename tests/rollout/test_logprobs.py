@@ -199,6 +199,8 @@ async def test_the_field_that_is_refused_is_named(engine: EmbeddedEngine, journa
         async with httpx.AsyncClient(base_url=episode.endpoint.base_url, headers=headers) as http:
             for stream in (False, True):
                 for path, fields, param in REFUSED:
+                    if stream and path == "/completions":
+                        continue
                     chat = {"messages": ASK} if path == "/chat/completions" else {}
                     reply = await http.post(path, json={**chat, **fields, "stream": stream})
                     assert reply.status_code == 400, (fields, reply.text)

@@ -164,7 +164,7 @@ def test_a_list_is_read_as_the_lines_are(tmp_path: Path):
     [
         ([1], "the request must be a JSON object"),
         ({"prompt": "Hi"}, "a row must have `messages`, or a `request` and its `response`"),
-        ({"messages": [{"role": "robot"}]}, "messages[0].role must be one of system, developer, user"),
+        ({"messages": [{"role": "robot"}]}, "messages[0].role: Input should be "),
         ({"messages": [QUESTION, {"role": "assistant", "content": ""}]}, "an answer is empty"),
         ({"messages": [QUESTION, ANSWER], "score": "good"}, "score: Input should be a valid number"),
         ({"request": {"messages": [QUESTION]}, "response": {"choices": [{}]}}, "response: malformed answer"),

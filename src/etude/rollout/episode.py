@@ -26,9 +26,8 @@ from etude.rollout.reply import Reply, as_response_format, describe_tools, make_
 from etude.rollout.tools import EpisodeTools, SyncTools, Tools
 from etude.rollout.workflow import FunctionScope, current_function
 from etude.wire.answers import AnswerHeader, RecordedCompletion
-from etude.wire.bodies import plain_messages
 from etude.wire.dialect import AnswerMemory, ChatBody
-from etude.wire.forms import choose_tools, read_format
+from etude.wire.forms import choose_tool, plain_messages, read_format
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
@@ -123,13 +122,13 @@ class Episode:
             "seed": seed,
             "constraint": read_format(as_response_format(response_format), "response_format"),
         }
-        allowed, choice = choose_tools(describe_tools(tools), tool_choice)
+        described = describe_tools(tools)
         asked = ChatBody(
             "",
             plain_messages(messages),
-            allowed,
+            described,
             sampling,
-            tool_choice=choice,
+            tool_choice=choose_tool(described, tool_choice),
             template_options=chat_template_kwargs or {},
         )
         _, call = await self.loop.call(

@@ -26,7 +26,7 @@ from etude.server.models import ModelStore, ServedModel
 from etude.server.settings import ServerSettings
 from etude.store.files import DamagedError
 from etude.wire.answers import AnswerHeader, RecordedCompletion
-from etude.wire.bodies import ChatCompletionBody, CompletionBody
+from etude.wire.chat import ChatCompletionBody, CompletionBody
 from etude.wire.dialect import AnswerMemory, ChatBody
 from etude.wire.gateway import Gateway
 from etude.wire.http_server import ApiError

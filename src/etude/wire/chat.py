@@ -1,17 +1,176 @@
-"""OpenAI's chat completions, and its completions of raw prompts: requests in, answers out."""
+"""OpenAI's chat completions, and its completions of raw prompts, with vLLM's additions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
-from etude.core.call import Delta, Token, TopLogprobs
-from etude.core.message import message_text
+from pydantic import BaseModel, Field, model_validator
+
+from etude.core.call import Delta, Token
+from etude.core.errors import RequestError
+from etude.core.message import Message, Tool, message_text
 from etude.wire.answers import AnswerHeader, RecordedCompletion, TokenLogprob
-from etude.wire.bodies import ChatCompletionBody, CompletionBody
 from etude.wire.dialect import ChatBody, Dialect, Event, Stream
-from etude.wire.forms import FORM_FIELDS
-from etude.wire.sampling import validate_body
+from etude.wire.forms import (
+    FORM_FIELDS,
+    Effort,
+    Wish,
+    check_conversation,
+    choose_tool,
+    only_one,
+    read_format,
+    read_structured,
+    without_unset,
+)
+from etude.wire.sampling import Flag, Integer, Neutral, RequestBody, validate_body
+
+_MOST_ANSWERS = 4096
+"""Maximum number of answers to one request."""
+
+TokenIds: TypeAlias = list[Annotated[int, Field(ge=0, strict=True)]]
+
+
+class StreamOptions(BaseModel, extra="forbid"):
+    """Options of a stream. Usage comes at its end; its pieces are not padded to hide their length."""
+
+    include_usage: Flag = False
+    include_obfuscation: Literal[False] | None = None
+    continuous_usage_stats: Literal[False] | None = None
+
+
+class InferenceBody(RequestBody):
+    """The parameters that chat completions and completions share."""
+
+    neutral: ClassVar[Neutral] = {
+        **RequestBody.neutral,
+        "modalities": (["text"],),
+        "best_of": (1,),
+        "echo": (False,),
+        "suffix": ("",),
+        "skip_special_tokens": (False,),
+        # Only tokenizers of another kind offer a choice.
+        "spaces_between_special_tokens": (True, False),
+        "add_special_tokens": (False,),
+        "ignore_eos": (False,),
+        "include_stop_str_in_output": (False,),
+        "include_reasoning": (True,),
+    }
+
+    model: str
+    n: Integer | None = Field(default=None, ge=1, le=128)
+    response_format: dict[str, Any] | None = Field(
+        default=None, description="`text`, `json_object`, or `json_schema`, which is enforced."
+    )
+    structured_outputs: dict[str, Any] | None = Field(
+        default=None, description="vLLM: one of `json`, `regex`, `choice`, `grammar`, `json_object`."
+    )
+    return_token_ids: Flag | None = Field(default=None, description="vLLM: return token ids as well.")
+    return_tokens_as_token_ids: Flag | None = Field(
+        default=None, description="vLLM: name the tokens of logprobs by their ids, `token_id:7`."
+    )
+
+    def given_values(self) -> dict[str, Any]:
+        """Return the sampling parameters and the answer's constraint. Raises RequestError for two."""
+        forms = (
+            read_format(self.response_format, "response_format"),
+            read_structured(self.structured_outputs),
+        )
+        return super().given_values() | only_one(forms)
+
+    def request(self, **fields: Any) -> ChatBody:
+        """Return the request without its prompts."""
+        shared = {
+            "n": self.n or 1,
+            "return_token_ids": bool(self.return_token_ids),
+            "tokens_as_ids": bool(self.return_tokens_as_token_ids),
+        }
+        return super().request(**shared | fields)
+
+
+class ChatCompletionBody(InferenceBody):
+    """The body of `POST /v1/chat/completions`."""
+
+    neutral: ClassVar[Neutral] = {
+        **InferenceBody.neutral,
+        "add_generation_prompt": (True,),
+        "continue_final_message": (False,),
+    }
+
+    messages: list[Message] = Field(min_length=1)
+    stream_options: StreamOptions | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Wish | None = Field(
+        default=None, description="`auto`, `none`, `required`, or a function by its name."
+    )
+    parallel_tool_calls: Flag | None = None
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: dict[str, Any] | None = Field(
+        default=None, description="vLLM: variables for the model's chat template."
+    )
+    max_completion_tokens: Integer | None = Field(default=None, ge=1)
+    logprobs: Flag | None = None
+    top_logprobs: Integer | None = Field(default=None, ge=0, le=20)
+
+    @model_validator(mode="after")
+    def _is_a_conversation(self) -> ChatCompletionBody:
+        check_conversation(self.messages, self.tools)
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")
+        return self
+
+    def given_values(self) -> dict[str, Any]:
+        """Return the sampling parameters; `max_completion_tokens` is the newer name of `max_tokens`."""
+        newer = {"max_tokens": self.max_completion_tokens} if self.max_completion_tokens else {}
+        return super().given_values() | newer
+
+    def request(self, **fields: Any) -> ChatBody:
+        """Return the request with its messages and tools."""
+        effort = {"reasoning_effort": self.reasoning_effort} if self.reasoning_effort else {}
+        tools = tuple(self.tools or ())
+        return super().request(
+            messages=tuple(map(without_unset, self.messages)),
+            tools=tools,
+            tool_choice=choose_tool(tools, self.tool_choice),
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            template_options=effort | (self.chat_template_kwargs or {}),
+            include_usage=self.stream_options is not None and self.stream_options.include_usage,
+            logprobs=bool(self.logprobs),
+            top_logprobs=self.top_logprobs or 0,
+            **fields,
+        )
+
+
+class CompletionBody(InferenceBody):
+    """The body of `POST /v1/completions`."""
+
+    neutral: ClassVar[Neutral] = {**InferenceBody.neutral, "add_special_tokens": (True,)}
+
+    prompt: str | TokenIds | list[str] | list[TokenIds] = Field(min_length=1)
+    stream: Literal[False] | None = None
+    logprobs: Integer | None = Field(default=None, ge=0, le=20)
+
+    def given_values(self) -> dict[str, Any]:
+        """Return the sampling parameters. The API's default is 16 tokens."""
+        return {"max_tokens": 16} | super().given_values()
+
+    def request(self, **fields: Any) -> ChatBody:
+        """Return the request with its prompts, which are texts or token ids."""
+        prompt: Any = self.prompt
+        alone = isinstance(prompt, str) or isinstance(prompt[0], int)
+        prompts = [prompt] if alone else prompt
+        if len(prompts) * (self.n or 1) > _MOST_ANSWERS:
+            raise RequestError(
+                f"{len(prompts)} prompts with {self.n or 1} answers each are too many: at most "
+                f"{_MOST_ANSWERS} answers to a request",
+                param="prompt",
+            )
+        return super().request(
+            prompts=tuple(each if isinstance(each, str) else tuple(each) for each in prompts),
+            logprobs=self.logprobs is not None,
+            top_logprobs=self.logprobs or 0,
+            **fields,
+        )
 
 
 class ChatDialect(Dialect):
@@ -35,7 +194,7 @@ class ChatDialect(Dialect):
             "created": asked.created,
             "model": answers[0].model,
             "choices": [_choice(index, answer, asked) for index, answer in enumerate(answers)],
-            "usage": total_usage(answers, asked),
+            "usage": _total_usage(answers, asked),
         }
         return reply | ({"prompt_token_ids": first.prompt_ids} if asked.return_token_ids else {})
 
@@ -51,44 +210,29 @@ def _choice(index: int, answer: RecordedCompletion, asked: ChatBody) -> dict[str
         "index": index,
         "message": {"content": None} | completion.message | {"role": "assistant"},
         "finish_reason": completion.finish_reason,
-        "logprobs": logprobs_object(answer.tokens, answer) if has_logprobs else None,
+        "logprobs": _logprobs_object(answer.tokens, answer) if has_logprobs else None,
     }
     return choice | ({"token_ids": completion.completion_ids} if asked.return_token_ids else {})
 
 
-class ChunkStream(Stream):
-    """A stream of chunks of one kind, with the usage at its end if requested."""
-
-    kind, prefix = "chat.completion.chunk", "chatcmpl-"
+class _ChatStream(Stream):
+    """A stream of chunks, with the usage at its end if requested."""
 
     def __init__(self, asked: ChatBody) -> None:
         super().__init__(asked)
-        self._head: dict[str, Any] = {"object": self.kind, "created": asked.created}
+        self._head: dict[str, Any] = {"object": "chat.completion.chunk", "created": asked.created}
 
     def begin(self, index: int, heading: AnswerHeader, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
-        """Take the id and model from the first answer that starts."""
-        if len(self.said) == 1:
-            self._head = {"id": heading.id_as(self.prefix), "model": heading.model} | self._head
-        yield from ()
-
-    def chunk(self, choice: dict[str, Any], **more: Any) -> Event:
-        """Return a chunk with a piece of one choice."""
-        usage: dict[str, Any] = {"usage": None} if self.asked.include_usage else {}
-        return None, {**self._head, "choices": [choice], **usage, **more}
-
-    def end(self, reply: dict[str, Any]) -> Iterator[Event]:
-        """Yield the usage if requested, and `[DONE]`."""
-        if self.asked.include_usage:
-            yield None, {**self._head, "choices": [], "usage": reply["usage"]}
-        yield None, "[DONE]"
-
-
-class _ChatStream(ChunkStream):
-    def begin(self, index: int, heading: AnswerHeader, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
-        yield from super().begin(index, heading, prompt_ids)
+        if len(self.said) == 1:  # All chunks have the id of the answer that starts first.
+            self._head = {"id": heading.id_as("chatcmpl-"), "model": heading.model} | self._head
         more = {"prompt_token_ids": prompt_ids} if self.asked.return_token_ids else {}
         name, chunk = self._piece(index, heading, {"role": "assistant", "content": ""})
         yield name, chunk | more
+
+    def end(self, reply: dict[str, Any]) -> Iterator[Event]:
+        if self.asked.include_usage:
+            yield None, {**self._head, "choices": [], "usage": reply["usage"]}
+        yield None, "[DONE]"
 
     def pieces(self, index: int, heading: AnswerHeader, delta: Delta) -> Iterator[Event]:
         if fields := _text_fields(delta):
@@ -112,10 +256,12 @@ class _ChatStream(ChunkStream):
     ) -> Event:
         """Return a chunk with the tokens of its text."""
         tokens = self.said[index].take_waiting()
-        logprobs = logprobs_object(tokens, heading) if tokens and self.asked.logprobs else None
+        logprobs = _logprobs_object(tokens, heading) if tokens and self.asked.logprobs else None
         choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
-        ids = {"token_ids": known_ids(tokens)} if self.asked.return_token_ids else {}
-        return self.chunk(choice | ids)
+        if self.asked.return_token_ids:
+            choice["token_ids"] = [token for token, _, _ in tokens if isinstance(token, int)]
+        usage: dict[str, Any] = {"usage": None} if self.asked.include_usage else {}
+        return None, {**self._head, "choices": [choice], **usage}
 
 
 def _text_fields(delta: Delta) -> dict[str, Any]:
@@ -123,24 +269,19 @@ def _text_fields(delta: Delta) -> dict[str, Any]:
     return thinking | ({"content": delta.content} if delta.content else {})
 
 
-def total_usage(answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, int]:
+def _total_usage(answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, int]:
     """Return OpenAI's `usage` of answers; a prompt with several answers is counted once."""
     prompts = sum(answer.completion.usage.prompt_tokens for answer in answers[:: asked.n])
     sampled = sum(answer.completion.usage.completion_tokens for answer in answers)
     return {"prompt_tokens": prompts, "completion_tokens": sampled, "total_tokens": prompts + sampled}
 
 
-def known_ids(tokens: Iterable[TokenLogprob]) -> list[int]:
-    """Return the ids of tokens that have one."""
-    return [token for token, _, _ in tokens if isinstance(token, int)]
-
-
-def logprobs_object(tokens: Iterable[TokenLogprob], heading: AnswerHeader) -> dict[str, Any]:
+def _logprobs_object(tokens: Iterable[TokenLogprob], heading: AnswerHeader) -> dict[str, Any]:
     """Return the `logprobs` of a choice."""
 
     def entry(token: Token, logprob: float) -> dict[str, Any]:
         name, bytes = heading.token_name(token), heading.bytes(token)
-        return {"token": name, "logprob": finite(logprob), "bytes": bytes}
+        return {"token": name, "logprob": _finite(logprob), "bytes": bytes}
 
     content = []
     for token, logprob, top in tokens:
@@ -150,15 +291,14 @@ def logprobs_object(tokens: Iterable[TokenLogprob], heading: AnswerHeader) -> di
     return {"content": content, "refusal": None}
 
 
-def finite(logprob: float) -> float:
+def _finite(logprob: float) -> float:
     """Return the logprob, with the API's -9999 for minus infinity, which JSON does not have."""
     return max(logprob, -9999.0)
 
 
 class CompletionsDialect(Dialect):
-    """`POST /completions`: one answer for each prompt and repetition."""
+    """`POST /completions`: one answer for each prompt and repetition, without streams."""
 
-    error_event = None
     names: ClassVar[Mapping[str, Sequence[str]]] = {**ChatDialect.names, "messages": ("prompt",)}
 
     def parse(self, body: Any) -> ChatBody:
@@ -170,10 +310,15 @@ class CompletionsDialect(Dialect):
         choices = []
         for index, answer in enumerate(answers):
             completion = answer.completion
-            text, reason = message_text(completion.message), completion.finish_reason
-            choice = _text_choice(asked, index, answer, text, answer.tokens, reason)
+            choice = {
+                "index": index,
+                "text": message_text(completion.message),
+                "finish_reason": completion.finish_reason,
+                "logprobs": _text_logprobs(answer) if asked.logprobs else None,
+            }
             if asked.return_token_ids:
                 choice["prompt_token_ids"] = completion.prompt_ids
+                choice["token_ids"] = completion.completion_ids
             choices.append(choice)
         return {
             "id": answers[0].id_as("cmpl-"),
@@ -181,62 +326,25 @@ class CompletionsDialect(Dialect):
             "created": asked.created,
             "model": answers[0].model,
             "choices": choices,
-            "usage": total_usage(answers, asked),
+            "usage": _total_usage(answers, asked),
         }
 
     def stream(self, asked: ChatBody) -> Stream:
-        """Return a stream of `text_completion` objects."""
-        return _TextStream(asked)
+        """Raise NotImplementedError: `parse` refuses streams."""
+        raise NotImplementedError
 
 
-class _TextStream(ChunkStream):
-    kind, prefix = "text_completion", "cmpl-"
-
-    def begin(self, index: int, heading: AnswerHeader, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
-        yield from super().begin(index, heading, prompt_ids)
-        if self.asked.return_token_ids:
-            choice = _text_choice(self.asked, index, heading, "", (), None)
-            yield self.chunk(choice | {"prompt_token_ids": prompt_ids})
-
-    def pieces(self, index: int, heading: AnswerHeader, delta: Delta) -> Iterator[Event]:
-        if delta.content:
-            yield self._piece(index, heading, delta.content)
-
-    def last(self, index: int, answer: RecordedCompletion, rest: Delta) -> Iterator[Event]:
-        yield self._piece(index, answer, rest.content, answer.completion.finish_reason)
-
-    def _piece(self, index: int, heading: AnswerHeader, text: str, reason: str | None = None) -> Event:
-        return self.chunk(
-            _text_choice(self.asked, index, heading, text, self.said[index].take_waiting(), reason)
-        )
-
-
-def _text_choice(
-    asked: ChatBody,
-    index: int,
-    heading: AnswerHeader,
-    text: str,
-    tokens: Sequence[TokenLogprob],
-    finish_reason: str | None,
-) -> dict[str, Any]:
-    """Return a choice, or a piece of it."""
-    logprobs = _logprobs(heading, tokens) if asked.logprobs else None
-    choice = {"index": index, "text": text, "finish_reason": finish_reason, "logprobs": logprobs}
-    return choice | ({"token_ids": known_ids(tokens)} if asked.return_token_ids else {})
-
-
-def _logprobs(heading: AnswerHeader, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+def _text_logprobs(answer: RecordedCompletion) -> dict[str, Any]:
+    tops = []
+    for _, _, top in answer.tokens:
+        named: dict[str, float] = {}
+        for token, logprob in top:
+            # A second token with the same text is named by its id.
+            name = answer.token_name(token)
+            named[name if name not in named else f"token_id:{token}"] = _finite(logprob)
+        tops.append(named)
     return {
-        "tokens": [heading.token_name(token) for token, _, _ in tokens],
-        "token_logprobs": [finite(logprob) for _, logprob, _ in tokens],
-        "top_logprobs": [_by_name(heading, top) for _, _, top in tokens],
+        "tokens": [answer.token_name(token) for token, _, _ in answer.tokens],
+        "token_logprobs": [_finite(logprob) for _, logprob, _ in answer.tokens],
+        "top_logprobs": tops,
     }
-
-
-def _by_name(heading: AnswerHeader, top: TopLogprobs) -> dict[str, float]:
-    """Map the likeliest tokens by name; a second token with the same text is named by its id."""
-    named: dict[str, float] = {}
-    for token, logprob in top:
-        name = heading.token_name(token)
-        named[name if name not in named else f"token_id:{token}"] = finite(logprob)
-    return named

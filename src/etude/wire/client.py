@@ -9,11 +9,11 @@ logprobs by their ids (`return_tokens_as_token_ids`). vLLM's other fields come f
 import hashlib
 import json
 from collections.abc import Collection, Mapping
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, Required, TypeAlias, TypeVar
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, Field, ValidationError, model_validator
 from pydantic_core import from_json, to_json
-from typing_extensions import Required, TypedDict
+from typing_extensions import TypedDict
 
 from etude.core.call import ChatRequest, Completion, Constraint, Sampling, Token, TopLogprobs, Usage
 from etude.core.message import Message, message_text

@@ -1,19 +1,18 @@
-"""The parts of a request that shape its answer, in any API's format: output, tools and thinking.
-
-Tools of the Responses API may be in namespaces; Codex offers its tools so. A chat has no namespaces: a
-function in one is offered as `namespace__function`, and calls of it get both names back.
-"""
+"""The parts of a request that shape its answer, in any API's format: messages, output and tools."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Required, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict
+from pydantic_core import to_json
+from typing_extensions import TypedDict
 
 from etude.core.call import Constraint
 from etude.core.errors import RequestError
-from etude.core.message import Tool
-from etude.wire.sampling import Flag
+from etude.core.json_text import plain
+from etude.core.message import Message, Tool
+from etude.wire.sampling import Flag, validate_body
 
 Wish: TypeAlias = str | dict[str, Any]
 """A parameter that is a word, or an object with a `type`."""
@@ -106,119 +105,123 @@ def only_one(constraints: Sequence[Constraint | None]) -> dict[str, Constraint]:
     return {"constraint": asked[0]} if asked else {}
 
 
-def choose_tools(tools: tuple[Tool, ...], value: Wish | None) -> tuple[tuple[Tool, ...], str]:
-    """Return a request's tools, and its `tool_choice` (OpenAI's or Anthropic's) as in `ChatRequest`.
+def choose_tool(tools: Sequence[Tool], wish: Wish | None) -> str:
+    """Return a request's `tool_choice`, OpenAI's or Anthropic's, as in `ChatRequest`.
 
-    Tools that are not allowed are left out, so the model does not know them. Raises RequestError for an
-    invalid choice, and for a choice of tools that the request does not have.
+    Raises RequestError for an invalid choice, and for a choice of tools that the request does not have.
     """
-    if value is None:
-        return tools, "auto"
-    choice, names = _read_choice(value)
-    offered = [tool["function"]["name"] for tool in tools]
-    for name in names or ():
-        if name not in offered:
-            raise RequestError(f"tool_choice: there is no tool '{name}' in tools", param="tool_choice")
-    if choice == "none":
-        # The tools stay in the prompt, which extends an earlier one with them.
-        return tools, "none" if offered else "auto"
-    if choice == "required" and not offered:
-        raise RequestError("tool_choice: there are no tools to call", param="tool_choice")
-    if choice == "function":
-        return tools, f"function:{(names or [''])[0]}"
-    return tuple(tool for tool in tools if names is None or tool["function"]["name"] in names), choice
-
-
-def _read_choice(value: Wish) -> tuple[str, list[str] | None]:
-    """Return `auto`, `none`, `required` or `function`, and the names of the allowed tools; None for all."""
-    match value:
-        case "auto" | "none" | "required":
-            return value, None
-        case {"type": ("auto" | "none") as word}:
-            return word, None
-        case {"type": "any"}:
-            return "required", None
+    match wish:
+        case None | "auto" | {"type": "auto"}:
+            return "auto"
+        case "none" | {"type": "none"}:
+            # The tools stay in the prompt, which extends an earlier one with them.
+            return "none" if tools else "auto"
+        case "required" | {"type": "any"}:
+            if not tools:
+                raise RequestError("tool_choice: there are no tools to call", param="tool_choice")
+            return "required"
         case {"type": "function", "function": {"name": str(name)}}:
-            return "function", [name]
+            pass
         case {"type": "function" | "tool", "name": str(name)}:
-            return "function", [name]
-        case {"type": "allowed_tools", "allowed_tools": dict(allowed)}:
-            return _read_choice({**allowed, "type": "allowed_tools"})
-        case {"type": "allowed_tools", "mode": ("auto" | "required") as mode, "tools": [*tools]}:
-            named = [_read_choice(tool)[1] for tool in tools]
-            if tools and all(named):
-                return mode, [name for names in named for name in names or ()]
-    raise RequestError(
-        "tool_choice must be auto, none, required, a function by its name, or allowed_tools, found "
-        f"{value!r:.80}",
-        param="tool_choice",
-    )
+            pass
+        case _:
+            problem = f"must be auto, none, required, or a function by its name, found {wish!r:.80}"
+            raise RequestError(f"tool_choice {problem}", param="tool_choice")
+    if name not in [tool["function"]["name"] for tool in tools]:
+        raise RequestError(f"tool_choice: there is no tool '{name}' in tools", param="tool_choice")
+    return f"function:{name}"
 
 
-_KINDS = ("function", "namespace")
+class _Named(TypedDict, total=False):
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    name: Required[str]
+    parameters: dict[str, Any] | None
+    strict: Flag | None
 
 
-class FunctionTool(BaseModel, extra="forbid"):
-    """A function that the agent runs, that is always visible, and that only the model calls."""
-
-    type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: Flag | None = None
-    defer_loading: Literal[False] | None = None
-    allowed_callers: list[Literal["direct"]] | None = None
-
-    def as_chat(self, namespace: str | None = None) -> Iterator[Tool]:
-        """Yield the tool in the format of chat completions."""
-        named = {"name": chat_name(self.name, namespace)}
-        shown = {"name", "description", "parameters", "strict"}
-        function = self.model_dump(include=shown, exclude_none=True) | named
-        yield {"type": "function", "function": function}
+class _Function(TypedDict, total=False):
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    id: str | None
+    function: Required[_Named]
 
 
-class Namespace(BaseModel, extra="forbid"):
-    """Functions under one name."""
-
-    type: Literal["namespace"]
-    name: str
-    description: str | None = None
-    tools: list[FunctionTool]
-
-    def as_chat(self) -> Iterator[Tool]:
-        """Yield its functions, named by namespace and function."""
-        for tool in self.tools:
-            yield from tool.as_chat(self.name)
+def _check_part(part: Any) -> Any:
+    if isinstance(part, dict) and part.get("type") == "text" and not isinstance(part.get("text"), str):
+        raise ValueError("the text of a part must be a string")
+    return part
 
 
-def _check(value: Any) -> Any:
-    """Raise RequestError for a tool that only OpenAI's own API can run."""
-    for index, tool in enumerate(value if isinstance(value, list) else ()):
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind not in _KINDS:
-            raise RequestError(
-                f"tools[{index}].type: a tool of the type '{kind}' is not supported here, where tools are "
-                "functions that the agent runs; leave it out",
-                param=f"tools[{index}].type",
-            )
-    return value
+class _ChatMessage(TypedDict, total=False):
+    __pydantic_config__ = ConfigDict(extra="allow")  # type: ignore[misc]
+    role: Required[Literal["system", "developer", "user", "assistant", "tool"]]
+    content: str | list[Annotated[Any, AfterValidator(_check_part)]] | None
+    tool_calls: list[_Function] | None
+    tool_call_id: str | None
+    reasoning: str | None
+    reasoning_content: str | None
 
 
-ResponseTools: TypeAlias = Annotated[
-    list[Annotated[FunctionTool | Namespace, Field(discriminator="type")]], BeforeValidator(_check)
-]
+class _Conversation(BaseModel):
+    messages: list[_ChatMessage]
+    tools: list[_Function] | None
 
 
-def chat_name(name: str, namespace: str | None) -> str:
-    """Return the name of a function in a chat."""
-    return f"{namespace}__{name}" if namespace else name
+def plain_messages(messages: Any) -> tuple[Message, ...]:
+    """Copy messages to plain dicts from any SDK's objects, without unset fields.
+
+    Raises RequestError if they are not a list of messages.
+    """
+    if not isinstance(messages, list | tuple):
+        raise RequestError(f"messages must be a list, found {messages!r:.80}")
+    if not messages:
+        raise RequestError("messages must hold at least one message, found none")
+    copies = []
+    for index, message in enumerate(messages):
+        try:
+            copies.append(plain(message))
+        except TypeError as error:
+            raise RequestError(f"messages[{index}]: {error}") from error
+    check_conversation(copies, None)
+    return tuple(map(without_unset, copies))
 
 
-def names_of_calls(tools: Any) -> Mapping[str, dict[str, str]]:
-    """Map the chat name of each function in a namespace to the fields that name it in a call."""
-    return {
-        chat_name(function["name"], tool["name"]): {"name": function["name"], "namespace": tool["name"]}
-        for tool in tools or ()
-        if tool["type"] == "namespace"
-        for function in tool["tools"]
-    }
+def without_unset(message: Message) -> Message:
+    """Return the message as the model sees it.
+
+    SDK objects include unset fields. Without them, a message that a client sends back equals the one that it
+    received. vLLM's field `reasoning` becomes `reasoning_content`.
+    """
+    if None not in message.values() and "reasoning" not in message:
+        return message
+    shown = {name: value for name, value in message.items() if value is not None or name == "content"}
+    if "reasoning" in shown:
+        shown.setdefault("reasoning_content", shown.pop("reasoning"))
+    return shown
+
+
+def check_conversation(messages: Sequence[Message], tools: Sequence[Tool] | None) -> None:
+    """Raise RequestError for invalid messages and tools, and for results that no call asked for."""
+    validate_body(_Conversation, {"messages": messages, "tools": tools})
+    called: set[Any] = set()
+    for index, message in enumerate(messages):
+        where, problem = f"messages[{index}]", ""
+        if message.get("content") is None and not (
+            message["role"] == "assistant" and {"content", "tool_calls"} & message.keys()
+        ):
+            where += ".content"
+            problem = "is missing; only an assistant's message that calls tools may leave it out"
+        for name in ("function_call", "audio", "refusal"):  # No chat template writes them.
+            if message.get(name):
+                where += f".{name}"
+                problem = "is not supported here, because the model would not see it"
+        called.update(call.get("id") for call in message.get("tool_calls") or ())
+        id = message.get("tool_call_id")
+        if message["role"] == "tool" and id not in called - {None}:
+            where += ".tool_call_id"
+            problem = f"must be the id of a tool call of an earlier message, found {id!r:.80}"
+        if problem:
+            raise RequestError(f"{where} {problem}", param=where)
+    try:
+        to_json([messages, tools])
+    except ValueError as error:
+        raise RequestError(f"messages and tools cannot be written as JSON: {error}") from error

@@ -70,23 +70,6 @@ class Readers(Protocol):
         """Open the `TextCodec` of a model; "" names the default model. Raises EtudeError."""
 
 
-async def _count_tokens(body: Any, size: int, readers: Readers) -> dict[str, int]:
-    """Return the reply to a request of `size` bytes to `COUNT_TOKENS`. Raises EtudeError."""
-    asked = MessagesDialect(AnswerMemory()).parse(body)
-    request = ChatRequest(asked.messages, asked.tools, template_options=asked.template_options)
-    async with readers.reader(asked.model) as codec:
-        prompt = await call_off_loop(size, codec.template.prompt, request)
-        return {"input_tokens": len(prompt.ids)}
-
-
-def _models_reply(path: str, readers: Readers) -> dict[str, Any] | None:
-    """Return the reply to `GET /models` or `GET /models/NAME`, or None if there is no such model."""
-    models, name = readers.models(), path.removeprefix("/models").removeprefix("/")
-    if not name:
-        return {"object": "list", "data": models, "has_more": False}
-    return next((model for model in models if model["id"] == name), None)
-
-
 class Gateway:
     """Serves chat completions, the Responses API and Anthropic's messages to one episode.
 
@@ -127,17 +110,20 @@ class Gateway:
     async def respond(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
         """Answer a request, for callers with custom error responses. Raises EtudeError."""
         path = _plain_path(path)
-        if (refusal := self._refusal(method, path)) is not None:
-            return refusal
+        known = [f"POST {each}" for each in _DIALECTS]
+        if self._readers is not None:
+            known += [f"POST {COUNT_TOKENS}", "GET /models"]
+        if f"{method} {path}" not in known:
+            message = f"{method} {path} is not served here; the server answers {', '.join(known)}"
+            return error_response(path, 404, message, code="unknown_url")
         if method == "GET" and self._readers is not None:
-            reply = _models_reply(path, self._readers)
-            if reply is None:
-                message = f"there is no model '{path.removeprefix('/models/')}'"
-                return error_response(path, 404, message, param="model", code="model_not_found")
-            return json_reply(reply)
+            return json_reply({"object": "list", "data": self._readers.models(), "has_more": False})
         if path == COUNT_TOKENS and self._readers is not None:
-            data = await call_off_loop(len(body), _value, body)
-            return json_reply(await _count_tokens(data, len(body), self._readers))
+            asked = await call_off_loop(len(body), self._read, MessagesDialect(AnswerMemory()), body)
+            request = ChatRequest(asked.messages, asked.tools, template_options=asked.template_options)
+            async with self._readers.reader(asked.model) as codec:
+                prompt = await call_off_loop(len(body), codec.template.prompt, request)
+                return json_reply({"input_tokens": len(prompt.ids)})
         dialect = self._dialects[path]
         asked = await call_off_loop(len(body), self._read, dialect, body)
         if (function := headers.get(FUNCTION_HEADER)) is not None:
@@ -145,7 +131,12 @@ class Gateway:
         try:
             if asked.stream:
                 return await self._start_stream(dialect, asked)
-            answers = await _answer_all(self._answer_one, asked.each())
+            tasks = [asyncio.ensure_future(self._answer_one(each)) for each in asked.each()]
+            try:
+                answers = await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
         except ImpossibleCall as error:
             error.param = dialect.own_name(error.param, asked.body)
             raise
@@ -153,7 +144,10 @@ class Gateway:
 
     def _read(self, dialect: Dialect, body: bytes) -> ChatBody:
         """Parse the request in a body. Raises RequestError."""
-        data = _value(body)
+        try:
+            data = read_json(body)
+        except ValueError as error:
+            raise RequestError(f"the request is not JSON: {error}") from error
         if isinstance(data, dict):
             data = {name: value for name, value in data.items() if value is not None}
         return replace(dialect.parse(data), body=data, created=int(time.time()))
@@ -178,32 +172,15 @@ class Gateway:
         if isinstance(first, Exception):
             raise first
 
-        events = _events(dialect, asked, first, news)
-
         async def sent() -> AsyncIterator[bytes]:
             try:
-                async for event in events:
+                async for event in _events(dialect, asked, first, news):
                     yield event
             finally:
                 if not self._finishes:
                     sampling.cancel()
 
         return Reply(200, _STREAM_HEADERS, sent())
-
-    def _refusal(self, method: str, path: str) -> Reply | None:
-        """Return the error response to a wrong path or method, or None if the request may be served."""
-        has_models = self._readers is not None
-        is_models = has_models and (path == "/models" or path.startswith("/models/"))
-        known = [*_DIALECTS, *([COUNT_TOKENS] if has_models else [])]
-        if not is_models and path not in known:
-            message = f"{method} {path} is not served here; the server answers POST {', '.join(known)}"
-            return error_response(path, 404, message, code="unknown_url")
-        wanted = "GET" if is_models else "POST"
-        if method == wanted:
-            return None
-        message = f"{path} takes {wanted}, not {method}"
-        answer = error_response(path, 405, message, code="method_not_allowed")
-        return replace(answer, headers={**answer.headers, "allow": wanted})
 
 
 _News: TypeAlias = tuple[int, AnswerHeader, Delta] | Exception | None
@@ -239,25 +216,6 @@ async def _events(
         item = await news.get()
     reply = dialect.reply([answers[index] for index in sorted(answers)], asked)
     yield b"".join(server_sent(data, name) for name, data in stream.end(reply))
-
-
-def _value(body: bytes) -> Any:
-    try:
-        return read_json(body)
-    except ValueError as error:
-        raise RequestError(f"the request is not JSON: {error}") from error
-
-
-async def _answer_all(handler: Handler, requests: Sequence[ChatBody]) -> list[RecordedCompletion]:
-    """Return all answers, in order. If one fails or the caller is cancelled, cancel all."""
-    if len(requests) == 1:  # Needs no separate task.
-        return [await handler(requests[0])]
-    tasks = [asyncio.ensure_future(handler(request)) for request in requests]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 async def _listen(handler: Handler, requests: Sequence[ChatBody], news: asyncio.Queue[_News]) -> None:
@@ -329,17 +287,6 @@ def _plain_path(path: str) -> str:
     return path
 
 
-def _refuse_other_address(request: httpx.Request) -> httpx.Response | None:
-    """Return the error response to a request that is meant for another server, or None."""
-    if request.url.host == _HOST:
-        return None
-    error = RequestError(
-        f"this is the episode's client, which asks only the recorded models and not {request.url}; to ask "
-        "another server, make a client of its own: openai.AsyncOpenAI(base_url=…, api_key=…)"
-    )
-    return error_response(request.url.path, 400, str(error), cause=error).as_httpx()
-
-
 class RecordingTransport(httpx.AsyncBaseTransport):
     """Passes each request to a handler and returns its response, without a socket."""
 
@@ -348,28 +295,30 @@ class RecordingTransport(httpx.AsyncBaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Answer an httpx request."""
-        if (refusal := _refuse_other_address(request)) is not None:
-            return refusal
-        body = await request.aread()
-        reply = await self._gateway.answer(request.method, request.url.path, request.headers, body)
-        return reply.as_httpx()
+        return (await self.reply(request, await request.aread())).as_httpx()
+
+    async def reply(self, request: httpx.Request, body: bytes) -> Reply:
+        """Return the reply to a request. One that is meant for another server is an error."""
+        path = request.url.path
+        if request.url.host == _HOST:
+            return await self._gateway.answer(request.method, path, request.headers, body)
+        error = RequestError(
+            f"this is the episode's client, which asks only the recorded models and not {request.url}; to "
+            "ask another server, make a client of its own: openai.AsyncOpenAI(base_url=…, api_key=…)"
+        )
+        return error_response(path, 400, str(error), cause=error)
 
 
 class BlockingRecordingTransport(httpx.BaseTransport):
     """A `RecordingTransport` for clients without asyncio: `run` waits for coroutines on the event loop."""
 
     def __init__(self, handler: Handler, run: RunOnLoop, memory: AnswerMemory | None = None) -> None:
-        self._gateway = Gateway(handler, memory)
+        self._transport = RecordingTransport(handler, memory)
         self._run = run
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Answer an httpx request."""
-        if (refusal := _refuse_other_address(request)) is not None:
-            return refusal
-        body = request.read()
-        reply: Reply = self._run(
-            self._gateway.answer(request.method, request.url.path, request.headers, body)
-        )
+        reply: Reply = self._run(self._transport.reply(request, request.read()))
         if isinstance(reply.content, bytes):
             return reply.as_httpx()
         return httpx.Response(reply.status, headers=reply.headers, content=self._pieces(reply.content))

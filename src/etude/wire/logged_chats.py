@@ -37,8 +37,8 @@ from etude.store.facts import find_run
 from etude.store.journal import Journal
 from etude.store.log import ModelLog
 from etude.store.run_folder import RunFolder
-from etude.wire.bodies import check_conversation, plain_messages
 from etude.wire.client import parse_completion
+from etude.wire.forms import check_conversation, plain_messages
 from etude.wire.retries import Refusal, Retryable
 from etude.wire.sampling import validate_body
 

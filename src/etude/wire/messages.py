@@ -11,7 +11,6 @@ from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from etude.core.message import Message, Tool
 from etude.wire.answers import AnswerHeader, RecordedCompletion
-from etude.wire.bodies import check_conversation
 from etude.wire.dialect import (
     BlockStream,
     ChatBody,
@@ -24,7 +23,7 @@ from etude.wire.dialect import (
     as_parts,
     tool_call,
 )
-from etude.wire.forms import Effort, choose_tools, only_one, read_format
+from etude.wire.forms import Effort, check_conversation, choose_tool, only_one, read_format
 from etude.wire.sampling import Flag, Integer, Neutral, RequestBody, Stops, validate_body
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
@@ -192,12 +191,11 @@ class MessagesBody(RequestBody):
         effort = self.output_config.effort if self.output_config else None
         wish = self.thinking.type if self.thinking else "adaptive"  # The model decides.
         thinking = {} if wish == "adaptive" else {"enable_thinking": wish == "enabled"}
-        offered = tuple(tool.as_chat() for tool in self.tools or ())
-        tools, tool_choice = choose_tools(offered, self.tool_choice)
+        tools = tuple(tool.as_chat() for tool in self.tools or ())
         return super().request(
             messages=(*([{"role": "system", "content": system}] if system else []), *messages),
             tools=tools,
-            tool_choice=tool_choice,
+            tool_choice=choose_tool(tools, self.tool_choice),
             parallel_tool_calls=not (self.tool_choice or {}).get("disable_parallel_tool_use"),
             template_options=thinking | ({"reasoning_effort": effort} if effort else {}),
             **fields,

@@ -1,4 +1,8 @@
-"""OpenAI's Responses API for agents: requests in, answers out."""
+"""OpenAI's Responses API for agents: requests in, answers out.
+
+Its tools may be in namespaces; Codex offers its tools so. A chat has no namespaces: a function in one is
+offered as `namespace__function`, and calls of it get both names back.
+"""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -8,20 +12,10 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, Field
 
 from etude.core.errors import RequestError
-from etude.core.message import Message
+from etude.core.message import Message, Tool
 from etude.wire.answers import AnswerHeader, RecordedCompletion
-from etude.wire.bodies import check_conversation
 from etude.wire.dialect import BlockStream, ChatBody, Dialect, Event, Kind, Stream, as_parts, tool_call
-from etude.wire.forms import (
-    Effort,
-    ResponseTools,
-    Wish,
-    chat_name,
-    choose_tools,
-    names_of_calls,
-    only_one,
-    read_format,
-)
+from etude.wire.forms import Effort, Wish, check_conversation, choose_tool, only_one, read_format
 from etude.wire.sampling import BOOKKEEPING, Flag, Integer, Neutral, RequestBody, validate_body
 
 _REPEATED = ("instructions", "previous_response_id", "temperature", "top_p", "max_output_tokens", "reasoning")
@@ -35,6 +29,54 @@ def _as_items(value: Any) -> Any:
     if not isinstance(value, list):
         return value
     return [{"type": "message"} | item if isinstance(item, dict) else item for item in value]
+
+
+class _FunctionTool(BaseModel, extra="forbid"):
+    """A function that the agent runs, that is always visible, and that only the model calls."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: Flag | None = None
+    defer_loading: Literal[False] | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+
+    def as_chat(self, namespace: str | None = None) -> Iterator[Tool]:
+        """Yield the tool in the format of chat completions."""
+        named = {"name": _chat_name(self.name, namespace)}
+        shown = {"name", "description", "parameters", "strict"}
+        function = self.model_dump(include=shown, exclude_none=True) | named
+        yield {"type": "function", "function": function}
+
+
+class _Namespace(BaseModel, extra="forbid"):
+    """Functions under one name."""
+
+    type: Literal["namespace"]
+    name: str
+    description: str | None = None
+    tools: list[_FunctionTool]
+
+    def as_chat(self) -> Iterator[Tool]:
+        """Yield its functions, named by namespace and function."""
+        for tool in self.tools:
+            yield from tool.as_chat(self.name)
+
+
+def _chat_name(name: str, namespace: str | None) -> str:
+    """Return the name of a function in a chat."""
+    return f"{namespace}__{name}" if namespace else name
+
+
+def _names_of_calls(tools: Any) -> Mapping[str, dict[str, str]]:
+    """Map the chat name of each function in a namespace to the fields that name it in a call."""
+    return {
+        _chat_name(function["name"], tool["name"]): {"name": function["name"], "namespace": tool["name"]}
+        for tool in tools or ()
+        if tool["type"] == "namespace"
+        for function in tool["tools"]
+    }
 
 
 class _Part(BaseModel):
@@ -112,7 +154,7 @@ class ResponsesBody(RequestBody):
     instructions: str | None = None
     previous_response_id: str | None = None
     include: list[Literal["reasoning.encrypted_content"]] | None = None
-    tools: ResponseTools | None = None
+    tools: list[Annotated[_FunctionTool | _Namespace, Field(discriminator="type")]] | None = None
     tool_choice: Wish | None = None
     parallel_tool_calls: Flag | None = None
     text: _TextConfig | None = None
@@ -132,12 +174,11 @@ class ResponsesBody(RequestBody):
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         asked = self.reasoning.effort if self.reasoning else None
         effort = {"reasoning_effort": asked} if asked else {}
-        offered = tuple(chat for tool in self.tools or () for chat in tool.as_chat())
-        tools, tool_choice = choose_tools(offered, self.tool_choice)
+        tools = tuple(chat for tool in self.tools or () for chat in tool.as_chat())
         return super().request(
             messages=(*first, *_messages(self.input)),
             tools=tools,
-            tool_choice=tool_choice,
+            tool_choice=choose_tool(tools, self.tool_choice),
             parallel_tool_calls=self.parallel_tool_calls is not False,
             template_options=effort | (self.chat_template_kwargs or {}),
             **fields,
@@ -216,7 +257,7 @@ def _messages(items: Iterable[_Item]) -> list[Message]:
             messages.append({"role": "assistant", "content": None, **thinking})
         is_open, thoughts = by_assistant, ""
         if isinstance(item, _Call):
-            call = tool_call(item.call_id, chat_name(item.name, item.namespace), item.arguments)
+            call = tool_call(item.call_id, _chat_name(item.name, item.namespace), item.arguments)
             messages[-1].setdefault("tool_calls", []).append(call)
         elif isinstance(item, _CallOutput):
             messages.append({"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)})
@@ -265,7 +306,7 @@ def _output(answer: RecordedCompletion, asked: ChatBody) -> Iterator[dict[str, A
         yield _item(answer, "reasoning", thoughts, status="completed" if text or calls else status)
     if text or not (calls or thoughts):
         yield _item(answer, "content", text or "", status=status)
-    names = names_of_calls(asked.body.get("tools"))
+    names = _names_of_calls(asked.body.get("tools"))
     for index, call in enumerate(calls):
         name = call["function"]["name"]
         yield {
