@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from etude.core.call import Sampling
 from etude.engines import graph_decoder
-from etude.engines.embedded import make_decoder
+from etude.engines.embedded import make_decoder, tried_graph_decoder
 from etude.engines.graph_decoder import GraphDecoder, PassShape, cuda_graphs
 from etude.engines.sampler import LiveRow, uniforms
 from etude.models.device import choose_device
@@ -109,6 +109,11 @@ def test_the_trial_takes_a_real_model_in_bfloat16_for_right_and_wrong_attention_
     with torch.inference_mode():
         assert decoder(1.0).why_wrong() is None
         assert "off by" in decoder(0.9).why_wrong()
+
+
+def test_without_its_kernels_a_model_is_sampled_by_its_own_modules(caplog):
+    assert tried_graph_decoder(policy()) is None
+    assert "sampled by the model's own modules, more slowly: " in caplog.text
 
 
 def test_passes_are_filled_up_to_a_few_shapes():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from etude.core.call import ChatRequest
-from etude.engines.openai_config import OpenAiLlmConfig, provider_at
+from etude.engines.openai_config import OpenAiLlmConfig
 from etude.wire.client import conversation_key
 
 
@@ -44,7 +44,6 @@ def environment(monkeypatch):
     ],
 )
 def test_a_provider_is_known_by_its_address(url, name):
-    assert provider_at(url).name == name
     assert config(base_url=url).provider_there.name == name
 
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import torch
 
 from etude.core.call import ChatRequest, Completion, Delta, Sampling, Usage
-from etude.core.errors import EngineError, ImpossibleCall
+from etude.core.errors import EngineError, ImpossibleCall, error_words
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.engines.answer import TokenEngine, before_stop, sample_message
@@ -41,13 +41,21 @@ def make_decoder(policy: Policy, *, slots: int, deterministic: bool) -> Decoder:
         return SlotDecoder(policy, slots=slots, deterministic=deterministic)
     if policy.device.type != "cuda":
         return RaggedDecoder(policy, slots=slots)
-    with torch.inference_mode():
+    return tried_graph_decoder(policy) or SlotDecoder(policy, slots=slots, deterministic=False)
+
+
+@torch.inference_mode()
+def tried_graph_decoder(policy: Policy) -> GraphDecoder | None:
+    """Return a decoder whose logits were compared with the model's; None, with a warning, if it is wrong."""
+    try:
         decoder = GraphDecoder(policy)
         reason = decoder.why_wrong()
+    except Exception as error:  # noqa: BLE001  the kernels of another release may fail in any way
+        reason = error_words(error)
     if reason is None:
         return decoder
     _LOG.warning("tokens are sampled by the model's own modules, more slowly: %s", reason)
-    return SlotDecoder(policy, slots=slots, deterministic=False)
+    return None
 
 
 @dataclass(slots=True, eq=False)

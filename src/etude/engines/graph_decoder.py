@@ -180,20 +180,20 @@ class GraphDecoder:
         return ()
 
     def why_wrong(self) -> str | None:
-        """Return why this decoder's logits are not the model's own, in a trial of both kinds of pass."""
+        """Return why this decoder's logits are not the model's own, in a trial of both kinds of pass.
+
+        Raises what the kernels raise.
+        """
         model, device = self._policy.model, self._policy.device
         # Not the first ids: a real model's logits after special tokens depend on every rounding.
         first = text_config(model).vocab_size // 3
         trial = [[first + each for each in ids] for ids in ([3, 7, 5, 9, 4, 8, 6], [9, 3, 5, 7])]
         rows = [LiveRow("", ids, Sampling(), uniforms(0)) for ids in trial]
-        try:
-            self._take_in(rows)
-            self._run(rows, [len(ids) - 1 for ids in trial], [False] * len(rows))
-            for row in rows:
-                row.cached = len(row.ids) - 1
-            logits_RV = self._run(rows, [1] * len(rows), [False] * len(rows))[0][: len(rows)].clone()
-        except RuntimeError as error:
-            return first_line(error)
+        self._take_in(rows)
+        self._run(rows, [len(ids) - 1 for ids in trial], [False] * len(rows))
+        for row in rows:
+            row.cached = len(row.ids) - 1
+        logits_RV = self._run(rows, [1] * len(rows), [False] * len(rows))[0][: len(rows)].clone()
         self._table.forget()
         for row in rows:
             self.release(row)

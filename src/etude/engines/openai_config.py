@@ -93,13 +93,6 @@ _ALL = (
 PROVIDERS: Mapping[str, Provider] = MappingProxyType({provider.name: provider for provider in _ALL})
 
 
-def provider_at(url: str) -> Provider:
-    """Return the provider at an address; `other` if the host is unknown."""
-    host = urlsplit(url).hostname or ""
-    known = (provider for provider in _ALL if any(f".{host}".endswith(f".{name}") for name in provider.hosts))
-    return next(known, PROVIDERS["other"])
-
-
 OPENAI_URL = "https://api.openai.com/v1"
 
 
@@ -175,8 +168,13 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
 
     @property
     def provider_there(self) -> Provider:
-        """The provider: as configured, or inferred from the address."""
-        return provider_at(self.address) if self.provider == "auto" else PROVIDERS[self.provider]
+        """The provider: as configured, or inferred from the address; `other` if the host is unknown."""
+        host, name = f".{urlsplit(self.address).hostname or ''}", self.provider
+        if name == "auto":
+            name = next(
+                (each.name for each in _ALL if host.endswith(tuple(f".{own}" for own in each.hosts))), "other"
+            )
+        return PROVIDERS[name]
 
     @property
     def asks_for_token_ids(self) -> bool:

@@ -314,14 +314,25 @@ class VllmProcess:
         return self._client
 
     async def _watch(self) -> None:
-        """Restart the process whenever something goes wrong."""
+        """Restart the process whenever something goes wrong, in as many attempts as that takes."""
         while True:
             trouble = await self._trouble()
             self.restarts += 1
             await self._set("restarting", trouble)
             _LOG.error("%s", self.reason)
             await self._end(0.0)
-            await self._restart()
+            pause = self.options.backoff_seconds
+            while self.state != "running":
+                await asyncio.sleep(pause)
+                pause = min(60.0, 2 * pause)
+                try:
+                    await self._spawn()
+                except EngineError as error:
+                    await self._set("restarting", str(error))
+                    _LOG.error("%s", error)
+                else:
+                    await self._set("running")
+                    _LOG.warning("vLLM runs again, after %d restart(s)", self.restarts)
 
     async def _trouble(self) -> str:
         """Wait until something goes wrong, and return a description."""
@@ -340,21 +351,6 @@ class VllmProcess:
         log, on = self.options.log, f", from {self.where}" if self.where else ""
         lines = last_lines(log)
         return f"The last lines of {log}{on}:\n{lines}" if lines else f"{log} is empty"
-
-    async def _restart(self) -> None:
-        """Start it again, in as many attempts as that takes."""
-        pause = self.options.backoff_seconds
-        while self.state != "running":
-            await asyncio.sleep(pause)
-            pause = min(60.0, 2 * pause)
-            try:
-                await self._spawn()
-            except EngineError as error:
-                await self._set("restarting", str(error))
-                _LOG.error("%s", error)
-            else:
-                await self._set("running")
-                _LOG.warning("vLLM runs again, after %d restart(s)", self.restarts)
 
     async def _end(self, seconds: float = _GRACE_SECONDS) -> None:
         """End the process; it has this many seconds to shut down."""
