@@ -21,7 +21,7 @@ from etude.core.errors import RequestError
 from etude.core.keys import generator
 from etude.protocols import SCALES, Move, Protocol, Role, Turn, Verdict
 from etude.protocols.catalog import PROTOCOLS
-from etude.protocols.code_validation import PROMPTS, CodeValidation, choose_stance, how_to_decide
+from etude.protocols.code_validation import PROMPTS, CodeValidation
 from etude.protocols.sandbox import call_function
 from etude.protocols.scenario import Log, agent_log
 from etude.protocols.tree import VERDICTS, Node
@@ -115,11 +115,11 @@ def test_the_verifier_is_told_no_more_of_the_stances_than_it_can_know(
     protocol = PROTOCOLS[name](**arguments)
     accept, reject = (system_prompt(protocol, "verifier", stance=stance) for stance in VERDICTS)
     assert accept == reject
-    argues_right = "argues that it is right" in accept or "argue that it is right" in accept
     stances = [role.stance for role in protocol.agents.values()]
-    assert argues_right == (1 in stances and name != "merlin_arthur")
-    assert ("same side" in accept) == (stances.count("example") == 2)
-    assert ("one side" in accept) == (stances.count("example") == 1 or name == "merlin_arthur")
+    assert accept.count("argues that the program is right") == stances.count(1)
+    assert accept.count("argues for the side that it was given") == stances.count("example")
+    assert ("same side" in accept) == (name == "mnip")
+    assert ("not told whose message" in accept) == (name == "merlin_arthur")
 
 
 # How to decide, and when.
@@ -127,15 +127,14 @@ def test_the_verifier_is_told_no_more_of_the_stances_than_it_can_know(
 
 @pytest.mark.parametrize("scale", SCALES.values(), ids=SCALES)
 def test_each_scale_is_explained_and_answers_that_follow_it_are_read(scale: Any):
-    said = how_to_decide(scale)
+    said = system_prompt(PROTOCOLS["nip"](verifier_decision_spectrum=scale.name), "verifier")
     numbers = all(text.isdecimal() for text in scale.texts)
     if numbers:
-        assert f"from {scale.texts[0]}, when" in said and f"to {scale.texts[-1]}, when" in said
+        assert f"from {scale.texts[0]} (surely wrong) to {scale.texts[-1]} (surely right)" in said
     turn = Turn("verifier", (), "must", scale)
     for text, value in scale.options:
         assert numbers or f"`Decision: {text}`" in said
         assert SCENARIO.parse(f"Decision: {text}", turn) == Move({}, value)
-    assert said in system_prompt(PROTOCOLS["nip"](verifier_decision_spectrum=scale.name), "verifier")
 
 
 @ALL
@@ -170,11 +169,9 @@ def test_the_truth_is_what_the_example_expects():
 
 
 def test_the_stance_follows_from_the_program():
-    programs = [f"print({number})" for number in range(40)]
-    stances = [choose_stance(program) for program in programs]
-    assert set(stances) == {0, 1}
-    assert SCENARIO.stance(Example("x", {"solution": programs[3]})) == stances[3]
-    assert stances[:8] == [0, 1, 0, 1, 1, 0, 1, 0]  # In every process, as it was when this was written.
+    programs = [f"print({number})" for number in range(8)]
+    stances = [SCENARIO.stance(Example("x", {"solution": program})) for program in programs]
+    assert stances == [0, 1, 0, 1, 1, 0, 1, 0]  # In every process, as it was when this was written.
 
 
 @given(st.text(min_size=1), st.text(min_size=1))
@@ -188,7 +185,8 @@ def test_no_letter_of_problem_and_program_is_escaped_or_filled_in(question: str,
 
 def test_templates_can_be_replaced_by_agent_by_kind_and_for_new_kinds():
     protocol = PROTOCOLS["debate"]()
-    mine = CodeValidation(prompts={"debate/prover1": "I am $label: $stance", "judge": "$question"})
+    mine = CodeValidation(prompts={"debate/prover1": "I am $label: $stance"})
+    mine.check_protocol(protocol)
     assert system_prompt(protocol, "prover1", scenario=mine).startswith("I am Expert_2: You argue that")
     assert system_prompt(protocol, "prover0", scenario=mine) == system_prompt(protocol, "prover0")
 
@@ -197,7 +195,6 @@ def test_templates_can_be_replaced_by_agent_by_kind_and_for_new_kinds():
 def test_a_prompt_that_no_agent_gets_is_refused(name: str):
     with pytest.raises(RequestError, match=f"prompts.'{name}'.*did you mean"):
         CodeValidation(prompts={name: "Decide."}).check_protocol(PROTOCOLS["nip"]())
-    CodeValidation(prompts={"debate/prover2": "Plead."}).check_protocol(PROTOCOLS["nip"]())
 
 
 def test_a_protocol_of_ones_own_has_prompts_for_known_kinds_only():
