@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     from etude.core.trajectory import EpisodeItem as EpisodeItem
     from etude.core.trajectory import EpisodeItemRole as EpisodeItemRole
     from etude.core.trajectory import Trajectory as Trajectory
-    from etude.groups.openai_group import OpenAiSharedModelGroup as OpenAiSharedModelGroup
+    from etude.groups.shared import OpenAiSharedModelGroup as OpenAiSharedModelGroup
     from etude.groups.shared import PureTextSharedModelGroup as PureTextSharedModelGroup
     from etude.groups.shared import SharedModelGroup as SharedModelGroup
     from etude.integrations.art.adapter import ARTTrainerAdapter as ARTTrainerAdapter

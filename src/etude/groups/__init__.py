@@ -12,7 +12,7 @@ from etude.groups.agents import ModelSettings as ModelSettings
 from etude.groups.agents import Step as Step
 from etude.groups.agents import agents_of_model as agents_of_model
 from etude.groups.model_jobs import ModelJobs as ModelJobs
-from etude.groups.openai_group import OpenAiSharedModelGroup as OpenAiSharedModelGroup
-from etude.groups.openai_group import OpenAiSharedModelGroupState as OpenAiSharedModelGroupState
+from etude.groups.shared import OpenAiSharedModelGroup as OpenAiSharedModelGroup
+from etude.groups.shared import OpenAiSharedModelGroupState as OpenAiSharedModelGroupState
 from etude.groups.shared import SharedModelGroup as SharedModelGroup
 from etude.groups.shared import SharedModelGroupState as SharedModelGroupState

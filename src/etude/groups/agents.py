@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass as checked_dataclass
 
 from etude.algorithms.episodes import ScoredEpisode, by_agent, is_play, read_tree
@@ -16,7 +14,6 @@ from etude.algorithms.imitation import true_decision
 from etude.algorithms.samples import make_pair, make_sample, same_prompt, targeted_calls
 from etude.backends.capabilities import JobHyperparameters
 from etude.core.call import Call
-from etude.core.data_model import number
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.sample import Pair, Sample
@@ -102,43 +99,11 @@ def agents_of_model(
     ]
 
 
-def agents_by_name(group: str, agents: Iterable[GroupAgent]) -> dict[str, GroupAgent]:
-    """Return the agents of a group by name.
-
-    Raises RequestError for no agents, two agents with the same name, or an agent of another group.
-    """
-    named: dict[str, GroupAgent] = {}
-    for agent in agents:
-        belongs_to = agent.shared_model_group or agent.agent_name
-        if belongs_to != group:
-            raise RequestError(
-                f"agent '{agent.agent_name}' belongs to the group '{belongs_to}', not to '{group}'"
-            )
-        if agent.agent_name in named:
-            raise RequestError(f"group '{group}' has two agents called '{agent.agent_name}'")
-        named[agent.agent_name] = agent
-    if not named:
-        raise RequestError(f"group '{group}' has no agents")
-    return named
-
-
-def shared_settings(group: str, agents: Mapping[str, GroupAgent]) -> ModelSettings:
-    """Return the settings that all agents share. Raises RequestError with the first setting that differs."""
-    first, *others = agents.values()
-    for other in others:
-        for name, value in asdict(first.settings).items():
-            if value != (its := getattr(other.settings, name)):
-                raise RequestError(
-                    f"group '{group}': agents that share a model must agree on {name}, and it is "
-                    f"{value!r} for '{first.agent_name}' and {its!r} for '{other.agent_name}'"
-                )
-    return first.settings
-
-
 Rollouts = Mapping[str, Sequence[EpisodeRecord]]
 """Episodes by agent."""
 
 _EVERY = ("*",)
+_FINITE = TypeAdapter[float](FiniteFloat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,18 +179,16 @@ def grpo_data(rollouts: Rollouts, rewards: Mapping[str, float] | None, model: st
                 raise RequestError(f"episode {scored.episode.id!r} is no play; give its reward in 'rewards'")
             if rewards is not None and scored.episode.id not in rewards:
                 raise RequestError(f"episode {scored.episode.id!r} has no reward")
-            reward = scored.reward if rewards is None else _number(rewards, scored.episode.id)
+            reward = scored.reward if rewards is None else rewards[scored.episode.id]
+            try:
+                reward = _FINITE.validate_python(reward)
+            except ValidationError as error:
+                raise RequestError(
+                    f"the reward of episode {scored.episode.id!r} is {reward!r}, and no finite number"
+                ) from error
             group = groups.setdefault((agent, scored.episode.example.id), [])
             group += replace(scored, reward=reward).samples()
     return [group for group in groups.values() if group]
-
-
-def _number(rewards: Mapping[str, float], episode: str) -> float:
-    """Return the reward of an episode. Raises RequestError if it is not a finite number."""
-    with contextlib.suppress(ValueError):
-        if math.isfinite(value := number(rewards[episode])):
-            return value
-    raise RequestError(f"the reward of episode {episode!r} is {rewards[episode]!r}, and no finite number")
 
 
 def _parts(agent: str, episodes: Sequence[EpisodeRecord], model: str) -> Iterator[ScoredEpisode]:

@@ -6,15 +6,19 @@ import asyncio
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from dataclasses import asdict
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
+from etude.backends.lm_client import LanguageModelClient
+from etude.backends.lm_server import LmServerAdapter
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_jobs import OpenAiJobs
 from etude.backends.state_folders import data_hash
 from etude.core.conversion import TrainingUnit, TrajectoryCollection
-from etude.core.errors import RequestError
+from etude.core.errors import CapabilityError, RequestError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.keys import content_hash
 from etude.core.records import GroupChanged, LineageEntry
@@ -24,14 +28,16 @@ from etude.groups.agents import (
     ModelSettings,
     Rollouts,
     Steps,
-    agents_by_name,
     dpo_data,
     grpo_data,
-    shared_settings,
     supervised_data,
 )
 from etude.groups.model_jobs import JobRules, ModelJobs, require_completed
 from etude.protocols.protocol import Protocol
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+    from openai.types.fine_tuning import FineTuningJob
 
 JobStatus: TypeAlias = Literal["pending", "running", "succeeded", "failed", "cancelled", "not_found"]
 """The status of a fine-tune job."""
@@ -47,6 +53,8 @@ _STATUSES: dict[TrainingStatusEnum, JobStatus] = {
 
 JobResult: TypeAlias = TrainingJobRef | Skipped
 """The job that was made, or the reason for none: `Frozen`, `DryRun`, or `Skipped` for too little data."""
+
+ClientType: TypeAlias = Literal["openai", "lm_server", "adapter", "none"]
 
 _LOG = logging.getLogger("etude.groups")
 _POLL = 0.5
@@ -75,8 +83,9 @@ class SharedModelGroupState(BaseModel, frozen=True, extra="forbid"):
 class SharedModelGroup:
     """Agents that share one model, which is fine-tuned on the data of all of them.
 
-    Every job and every switch is journalled under the group's name. A group with the same name in another
-    process continues from the journal.
+    Jobs go to OpenAI's API, to a language-model server, or to any other adapter. Every job and every switch
+    is journalled under the group's name. A group with the same name in another process continues from the
+    journal.
     """
 
     def __init__(
@@ -93,8 +102,8 @@ class SharedModelGroup:
         Raises CapabilityError for hyperparameters that the adapter does not support.
         """
         self.group_name = group_name
-        self.agent_wholes: Mapping[str, GroupAgent] = agents_by_name(group_name, agent_wholes)
-        self.settings: ModelSettings = shared_settings(group_name, self.agent_wholes)
+        self.agent_wholes: Mapping[str, GroupAgent] = _by_name(group_name, agent_wholes)
+        self.settings: ModelSettings = next(iter(self.agent_wholes.values())).settings
         self.protocol = protocol
         for name in self.agent_wholes:
             if protocol is not None and name not in protocol.agents:
@@ -148,6 +157,32 @@ class SharedModelGroup:
     def rl_learning_rate(self) -> float | None:
         """The learning rate of GRPO and DPO; None when the adapter's config decides."""
         return self.settings.rl_learning_rate
+
+    @property
+    def training_client_type(self) -> ClientType:
+        """The kind of backend that jobs go to: OpenAI, a language-model server, another adapter, or none."""
+        adapter = self.jobs.adapter
+        if isinstance(adapter, LmServerAdapter):
+            return "lm_server"
+        if isinstance(adapter, OpenAiJobs):
+            return "openai"
+        return "adapter" if adapter.capabilities().methods else "none"
+
+    @property
+    def language_model_client(self) -> LanguageModelClient:
+        """The client that controls the server's engine. Raises CapabilityError if there is no server."""
+        if not isinstance(self.jobs.adapter, LmServerAdapter):
+            raise CapabilityError(f"group '{self.group_name}' does not train at a language-model server")
+        return self.jobs.adapter.server
+
+    @cached_property
+    def openai_client(self) -> AsyncOpenAI:
+        """The client of the OpenAI API: the adapter's, or one with the key from the environment."""
+        if isinstance(self.jobs.adapter, OpenAiJobs):
+            return self.jobs.adapter.client
+        from openai import AsyncOpenAI
+
+        return AsyncOpenAI()
 
     def agent_ids_and_names(self) -> Iterable[tuple[int, str]]:
         """Return the id and name of each agent. The id is the agent's index in the protocol, from 0."""
@@ -299,10 +334,16 @@ class SharedModelGroup:
         self._last = state.fine_tune_job
 
     async def train(self) -> None:
-        """Prepare for training. Subclasses can free the memory of the sampling engine here."""
+        """Unload the engine of the language-model server, if its adapter sets `free_engine`."""
+        adapter = self.jobs.adapter
+        trains = self.is_trainable and not self.settings.dry_run
+        if trains and isinstance(adapter, LmServerAdapter) and adapter.adapter_config.free_engine:
+            await adapter.put_engine_away()
 
     async def eval(self) -> None:
-        """Prepare for sampling: make the engine sample from the current model."""
+        """Make the engine sample from the current model."""
+        if isinstance(self.jobs.adapter, LmServerAdapter):
+            await self.jobs.adapter.bring_engine_back()
         await self._take_up()
         if self._state.version is not None:
             await self.jobs.sample_from(self._state.version)
@@ -310,9 +351,12 @@ class SharedModelGroup:
     async def wait_for_ready(self, timeout: float = 300.0) -> None:  # noqa: ASYNC109  # the reference's name
         """Wait until the backend is healthy, then apply the given state, or the journal's.
 
-        Logs a warning while it waits. Raises TimeoutError after `timeout` seconds.
+        Logs a warning while it waits. Raises TimeoutError after `timeout` seconds, and ServerVersionError for
+        a language-model server of another major version.
         """
         adapter, who = self.jobs.adapter, f"group '{self.group_name}'"
+        if isinstance(adapter, LmServerAdapter):
+            await adapter.server.wait_for_ready(timeout)
         why = f"the training backend '{adapter.adapter_config.type_name}' is not healthy"
         is_told = False
         try:
@@ -368,15 +412,33 @@ class SharedModelGroup:
                 begun = 0 if start is None else start.number
                 job_name = f"{self.group_name}-from-v{begun}-{content[:12]}"
             data = data.model_copy(update={"run_id": await self._attempt(job_name)})
-            result = await self._submit(data)
+            result = await self._make_fine_tune_api_call_openai(data)
         self._last = result
         if isinstance(result, TrainingJobRef):
             await self._keep(self._state.model_copy(update={"fine_tune_job": result}))
         return result
 
-    async def _submit(self, data: TrajectoryCollection) -> JobResult:
-        """Submit the job to the backend."""
-        return await self.jobs.submit(data)
+    async def _make_fine_tune_api_call_openai(self, fine_tune_dataset: TrajectoryCollection) -> JobResult:
+        """Submit the job. Raises CapabilityError for a method that the backend does not support."""
+        return await self.jobs.submit(fine_tune_dataset)
+
+    _make_fine_tune_api_call_lm_server = _make_fine_tune_api_call_openai
+
+    async def _get_openai_fine_tune_job(self) -> FineTuningJob:
+        """Return the job as the OpenAI API reports it. Raises TrainingJobNotFoundClientError."""
+        return await self._fine_tune_job("openai")
+
+    async def _get_lm_server_fine_tune_job(self) -> FineTuningJob:
+        """Return the job as the language-model server reports it. Raises TrainingJobNotFoundClientError."""
+        return await self._fine_tune_job("lm_server")
+
+    async def _fine_tune_job(self, client: ClientType) -> FineTuningJob:
+        ref, adapter = self._state.fine_tune_job, self.jobs.adapter
+        if ref is None:
+            raise TrainingJobNotFoundClientError(None)
+        if not isinstance(adapter, OpenAiJobs) or self.training_client_type != client:
+            raise TrainingError(f"group '{self.group_name}' does not train through '{client}'")
+        return await adapter.job(ref)
 
     async def _attempt(self, job_name: str) -> str:
         """Return the name of a job's next attempt. It changes only after the last attempt failed."""
@@ -396,5 +458,33 @@ class SharedModelGroup:
         self._state = state
 
 
-PureTextSharedModelGroup = SharedModelGroup
-"""The class's name in Neural Interactive Proofs."""
+def _by_name(group: str, agents: Iterable[GroupAgent]) -> dict[str, GroupAgent]:
+    """Return the agents by name.
+
+    Raises RequestError for no agents, two agents with the same name, an agent of another group, and for
+    settings that differ.
+    """
+    named: dict[str, GroupAgent] = {}
+    for agent in agents:
+        name, belongs_to = agent.agent_name, agent.shared_model_group or agent.agent_name
+        if belongs_to != group:
+            raise RequestError(f"agent '{name}' belongs to the group '{belongs_to}', not to '{group}'")
+        if name in named:
+            raise RequestError(f"group '{group}' has two agents called '{name}'")
+        named[name] = agent
+        first = next(iter(named.values()))
+        for setting, value in asdict(first.settings).items():
+            if value != (its := getattr(agent.settings, setting)):
+                raise RequestError(
+                    f"group '{group}': agents that share a model must agree on {setting}, and it is "
+                    f"{value!r} for '{first.agent_name}' and {its!r} for '{name}'"
+                )
+    if not named:
+        raise RequestError(f"group '{group}' has no agents")
+    return named
+
+
+PureTextSharedModelGroup = OpenAiSharedModelGroup = SharedModelGroup
+"""The class's names in Neural Interactive Proofs."""
+
+OpenAiSharedModelGroupState = SharedModelGroupState

@@ -31,8 +31,8 @@ The program:
 $solution"""
 
 _VERIFIER_TASK = f"""\
-You are the verifier. Below are a problem and a program that is meant to solve it. One wrong result is enough \
-to make the program wrong. Find out whether it is right: {_TASK}"""
+You are the verifier. Below are a problem and a program that is meant to solve it. One wrong result is \
+enough to make the program wrong. Find out whether it is right: {_TASK}"""
 
 _VERIFIER = f"""\
 {_VERIFIER_TASK}
