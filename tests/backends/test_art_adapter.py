@@ -10,9 +10,8 @@ import pytest
 import etude
 from etude.backends.state_folders import JobNameTakenError
 from etude.config.finetuning import FinetuneConfig
-from etude.core.errors import CapabilityError, TrainingError
+from etude.core.errors import TrainingError
 from etude.core.job import TrainingStatusEnum
-from etude.core.trajectory import EpisodeItem, Trajectory
 from etude.engines.openai_compatible import OpenAiEngine
 from etude.engines.openai_config import OpenAiLlmConfig
 from etude.integrations.art import adapter as adapter_module
@@ -120,6 +119,8 @@ async def test_a_server_of_0_4_serves_the_bare_name(server, backend, tmp_path, a
         assert (status.version.location, status.version.number) == ("agent", 1)
         old.training = "nothing"  # It says nothing of a batch that it skips.
         assert "without training" in (await trained(adapter, "next")).message
+        with pytest.raises(ArtError, match="/_delete_checkpoint_files with HTTP 404"):
+            await backend(delete_old_checkpoints=True)
 
 
 async def test_a_server_that_was_trained_before_goes_on_from_its_step(server, backend):
@@ -278,13 +279,6 @@ async def test_checkpoints_are_deleted_only_where_that_was_asked_for(server, bac
     assert server.kept == [[0], [1]]
 
 
-async def test_a_server_that_cannot_delete_is_refused_before_anything_is_sampled(server, backend):
-    with running(StandIn(release="0.4")) as old:
-        server.url = old.url
-        with pytest.raises(CapabilityError, match="delete_old_checkpoints: false"):
-            await backend(delete_old_checkpoints=True)
-
-
 @pytest.fixture
 async def alone(server):
     config = etude.ARTTrainerAdapterConfig(
@@ -333,26 +327,7 @@ async def test_trajectories_become_arts_groups_one_for_each_example(alone):
     assert [trajectory.reward for trajectory in first.trajectories] == [1.0, 0.5]
     *asked, choice = first.trajectories[0].messages_and_choices
     assert [message["role"] for message in asked] == ["system", "system", "user"]
-    assert choice.message.content == "assistant" and choice.finish_reason == "stop"
-    (token,) = choice.logprobs.content
-    assert (token.token, token.logprob) == ("token_id:7", -0.5)
+    assert choice["message"]["content"] == "assistant" and choice["finish_reason"] == "stop"
+    (token,) = choice["logprobs"]["content"]
+    assert (token["token"], token["logprob"]) == ("token_id:7", -0.5)
     assert len(second.trajectories) == 1
-
-
-@pytest.mark.parametrize(
-    ("logprobs", "known"),
-    [
-        ([-0.5], None),
-        ({"content": [{"token": "yes", "logprob": -0.5, "bytes": None, "top_logprobs": []}]}, ["yes"]),
-        ({}, None),
-    ],
-)
-async def test_an_answer_without_token_ids_has_the_logprobs_that_came_with_it(alone, logprobs, known):
-    said = [
-        EpisodeItem(role="user", content="q"),
-        EpisodeItem(role="assistant", content="yes", logprobs=logprobs),
-    ]
-    (group,) = await alone._construct_trajectory_groups([[Trajectory(episode=said, reward=1.0)]])
-    choice = group.trajectories[0].messages_and_choices[-1]
-    content = None if choice.logprobs is None else [each.token for each in choice.logprobs.content]
-    assert content == known

@@ -20,9 +20,8 @@ from etude.core.job import TrainingStatusEnum  # noqa: E402
 from etude.engines.openai_compatible import OpenAiEngine  # noqa: E402
 from etude.engines.openai_config import OpenAiLlmConfig  # noqa: E402
 from etude.integrations.art.adapter import ARTTrainerAdapter  # noqa: E402
-from etude.integrations.art.client import ArtInference  # noqa: E402
+from etude.integrations.art.client import ArtInference, ArtModel, to_art_groups  # noqa: E402
 from etude.integrations.art.config import ARTTrainerAdapterConfig  # noqa: E402
-from etude.integrations.art.wire import ArtModel, to_art_groups  # noqa: E402
 from tests.backends.art_stand_in import StandIn, running, serving  # noqa: E402
 from tests.backends.test_art_wire import collection, said  # noqa: E402
 

@@ -10,14 +10,25 @@ from etude.backends.state_folders import JobContent, data_hash
 from etude.backends.trainer_adapter import TrainerAdapter, job_status
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
-from etude.core.errors import CapabilityError, EtudeError, TrainingError
+from etude.core.errors import EtudeError, TrainingError
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash
 from etude.core.trajectory import Trajectory
-from etude.integrations.art.client import ArtClient, ArtError, ArtInference, ArtJob, ArtJobs, ArtProgress
+from etude.integrations.art.client import (
+    ArtClient,
+    ArtError,
+    ArtGroup,
+    ArtInference,
+    ArtJob,
+    ArtJobs,
+    ArtModel,
+    ArtProgress,
+    check_episode_order,
+    to_art_groups,
+    to_art_trajectory,
+)
 from etude.integrations.art.config import ARTTrainerAdapterConfig
-from etude.integrations.art.wire import ArtGroup, ArtModel, check_episode_order, make_group, to_art_groups
 
 T = TypeVar("T")
 
@@ -85,7 +96,7 @@ class ARTTrainerAdapter(TrainerAdapter):
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Register and load the model, recover earlier jobs, and sample from the run's base version.
 
-        Raises ArtError if a server fails, CapabilityError if it cannot delete checkpoints as configured.
+        Raises ArtError if a server fails, or cannot delete checkpoints as configured.
         """
         await super().initialize(run_config)
         jobs = self._jobs = ArtJobs.read(self._jobs_file)
@@ -93,12 +104,9 @@ class ARTTrainerAdapter(TrainerAdapter):
         await self.remote_backend.register()
         address = await self.remote_backend.prepare()
         if self.adapter_config.backend.delete_old_checkpoints:
+            # This deletes nothing. It finds a server that cannot delete before anything is sampled.
             step = await self.remote_backend.step()
-            if not await self.remote_backend.keep_checkpoints(list(range(step + 1))):
-                raise CapabilityError(
-                    f"the ART server {self.remote_backend.url} cannot delete checkpoints by their step (0.4 "
-                    "cannot); set 'backend.delete_old_checkpoints: false'"
-                )
+            await self.remote_backend.keep_checkpoints(list(range(step + 1)))
         for name, job in list(jobs.jobs.items()):
             if not job.status.is_final:
                 await self._recover(name, job, RECOVER_SECONDS)
@@ -126,7 +134,7 @@ class ARTTrainerAdapter(TrainerAdapter):
 
     async def _construct_trajectory_groups(self, trajectory_lists: list[list[Trajectory]]) -> list[ArtGroup]:
         """Return ART's groups, one for each example. Raises ValueError for an invalid trajectory."""
-        return [make_group(trajectories) for trajectories in trajectory_lists]
+        return [ArtGroup(trajectories=list(map(to_art_trajectory, group))) for group in trajectory_lists]
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef:
         """Start training, unless the job is already running or completed. Raises as `to_art_groups`."""

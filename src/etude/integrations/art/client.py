@@ -1,31 +1,212 @@
-"""Clients for the HTTP protocol of `art run` (releases 0.4.11 to 0.5.17) and for its inference endpoint.
+"""OpenPipe ART's HTTP protocol (`art run`, releases 0.4.11 to 0.5.17): its JSON, and clients.
 
-ART's releases after 0.4.11 have no client for this protocol, so Etude has its own.
+ART's releases after 0.4.11 have no client for this protocol, so Etude has its own. The shapes match
+`art.trajectories`. Each release ignores the fields that only the other has. A message that the model sampled
+is an OpenAI `Choice` with logprobs, and ART trains on it. Every other message is a plain dict.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
-from pydantic import BaseModel, Field, PrivateAttr, ValidationError
+from pydantic import BaseModel, Field, FiniteFloat, PrivateAttr, ValidationError
 
 from etude.backends.state_folders import JobContent
-from etude.core.errors import StoreError, TrainingError
+from etude.core.conversion import TrajectoryCollection
+from etude.core.errors import CapabilityError, StoreError, TrainingError
 from etude.core.job import ModelVersion, TrainingStatusEnum
 from etude.core.json_text import read_json
+from etude.core.message import Tool
 from etude.core.secrets import keep_secret
+from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 from etude.integrations.art.config import ARTTrainerAdapterConfig
-from etude.integrations.art.wire import ArtGroups, ArtModel, Json
 from etude.store.files import write_atomically
 from etude.wire.http_answers import UNCOMPRESSED, limit_answer
 from etude.wire.retries import Retryable, RetryReason, describe, to_failure, with_retries
+
+Json = dict[str, Any]
+
+FLAT = "group without differing rewards"
+
+
+@dataclass(frozen=True, slots=True)
+class ArtGroups:
+    """The groups of a job, and counts of the trajectories that were left out."""
+
+    groups: list[Json]
+    trajectories: int
+    rejected: dict[str, int] = field(default_factory=dict)
+    """The number of trajectories that were left out, by reason."""
+
+
+class ArtModel(BaseModel):
+    """ART's `TrainableModel`. ART has defaults for its other fields."""
+
+    name: str
+    project: str
+    trainable: bool = True
+    base_model: str
+    internal_config: Json = Field(serialization_alias="_internal_config")
+    """ART's `InternalModelConfig`."""
+
+    @classmethod
+    def from_config(cls, config: ARTTrainerAdapterConfig) -> ArtModel:
+        """Describe the model that a config trains."""
+        backend, training = config.backend, config.training
+        options = {"learning_rate": training.learning_rate, "beta": training.beta}
+        internal = {
+            "trainer_args": options | training.trainer_args,
+            "init_args": backend.init_args,
+            "engine_args": backend.engine_args,
+        }
+        return cls(
+            name=backend.name,
+            project=backend.project,
+            base_model=backend.base_model,
+            internal_config={key: value for key, value in internal.items() if value is not None},
+        )
+
+
+class ArtTrajectory(BaseModel):
+    """ART's `Trajectory`: the messages of an episode, and its reward."""
+
+    messages_and_choices: list[Json] = Field(default_factory=list)
+    """Messages, and the choices that the model sampled among them."""
+    tools: list[Tool] | None = None
+    additional_histories: list[Any] = Field(default_factory=list)
+    reward: FiniteFloat = 0.0
+    initial_policy_version: int | None = None
+    final_policy_version: int | None = None
+    metrics: Json = Field(default_factory=dict)
+    metadata: Json = Field(default_factory=dict)
+    logs: list[str] = Field(default_factory=list)
+
+
+class ArtGroup(BaseModel):
+    """ART's `TrajectoryGroup`: the trajectories of one example."""
+
+    trajectories: list[ArtTrajectory] = Field(default_factory=list)
+    exceptions: list[Any] = Field(default_factory=list)
+    metadata: Json = Field(default_factory=dict)
+    metrics: Json = Field(default_factory=dict)
+    logs: list[str] = Field(default_factory=list)
+
+
+def to_art_groups(collection: TrajectoryCollection) -> ArtGroups:
+    """Return the collection as ART's groups, without the trajectories that ART cannot train on.
+
+    Raises CapabilityError for step rewards, which ART does not support. Raises TrainingError if nothing is
+    left, because an ART server would report such a batch as done.
+    """
+    rejected: Counter[str] = Counter()
+    groups: list[Json] = []
+    for group in collection.trajectories:
+        kept: list[ArtTrajectory] = []
+        for trajectory in group:
+            if trajectory.shaped_rewards is not None:
+                raise CapabilityError(
+                    "ART trains with one reward for a whole trajectory, and there are step rewards; leave "
+                    "them out, or choose the adapter 'local'"
+                )
+            try:
+                kept.append(to_art_trajectory(trajectory))
+            except ValueError as error:
+                rejected[str(error)] += 1
+        # The server skips groups with equal rewards silently, but counts the step.
+        if len({each.reward for each in kept}) > 1:
+            groups.append(ArtGroup(trajectories=kept).model_dump())
+        elif kept:
+            rejected[FLAT] += len(kept)
+    count = sum(len(group["trajectories"]) for group in groups)
+    if not groups:
+        reasons = "; ".join(f"{number} × {reason}" for reason, number in rejected.most_common())
+        raise TrainingError(
+            f"job {collection.run_id}: ART can train on no trajectory of the batch: "
+            f"{reasons or 'it is empty'}. Nothing was submitted."
+        )
+    return ArtGroups(groups, count, dict(rejected))
+
+
+def check_episode_order(trajectory: Trajectory) -> None:
+    """Raise ValueError unless the items are in an order that ART can train on.
+
+    Items are system, user, assistant and tool messages. The first is a system or user message, the last an
+    assistant message. Only system and tool messages may follow one of the same role. A tool message follows
+    an assistant or tool message.
+    """
+    items = [item for item in trajectory.episode if isinstance(item, EpisodeItem)]
+    roles = [item.role for item in items]
+    if not roles:
+        raise ValueError("it has no messages")
+    others = sorted({str(role) for role in roles} - {"system", "user", "assistant", "tool"})
+    if others:
+        raise ValueError(f"it has messages of the role {', '.join(others)}")
+    if roles[0] not in (EpisodeItemRole.SYSTEM, EpisodeItemRole.USER):
+        raise ValueError(f"its first message is of the role {roles[0]}, not system or user")
+    if roles[-1] is not EpisodeItemRole.ASSISTANT:
+        raise ValueError(f"its last message is of the role {roles[-1]}, not assistant")
+    # System messages may repeat, as in the reference. Results of parallel tool calls repeat too.
+    may_repeat = (EpisodeItemRole.SYSTEM, EpisodeItemRole.TOOL)
+    answering = (EpisodeItemRole.ASSISTANT, EpisodeItemRole.TOOL)
+    for before, after in pairwise(roles):
+        if before is after and after not in may_repeat:
+            raise ValueError(f"it has consecutive {after} messages")
+        if after is EpisodeItemRole.TOOL and before not in answering:
+            raise ValueError(f"a tool message follows a {before} message")
+
+
+def to_art_trajectory(trajectory: Trajectory) -> ArtTrajectory:
+    """Return ART's `Trajectory`. Raises ValueError for an order or an answer that ART cannot train on."""
+    check_episode_order(trajectory)
+    items = [item for item in trajectory.episode if isinstance(item, EpisodeItem)]
+    # ART trains on a whole choice. An answer with zero weight becomes a plain message.
+    sampled = [item for item in items if item.is_sampled and (item.weights is None or any(item.weights))]
+    if not sampled:
+        raise ValueError("it has no message that the model sampled, or none to train on")
+    facts = trajectory.metadata or {}
+    return ArtTrajectory(
+        messages_and_choices=[_choice(item) if item in sampled else _message(item) for item in items],
+        tools=trajectory.tools or None,
+        reward=trajectory.reward,
+        initial_policy_version=sampled[0].model_version or 0,
+        final_policy_version=sampled[-1].model_version or 0,
+        metadata={key: value for key, value in facts.items() if isinstance(value, str | int | float | bool)},
+    )
+
+
+def _choice(item: EpisodeItem) -> Json:
+    """Return an answer with its tokens by id, in vLLM's notation, which ART's tokeniser reads."""
+    ids, logprobs = item.token_ids, item.logprobs
+    if not ids:
+        raise ValueError("an answer has no token ids")
+    if not isinstance(logprobs, tuple | list) or len(logprobs) != len(ids):
+        raise ValueError("an answer has no logprobs for its tokens")
+    content = [
+        {"token": f"token_id:{token}", "bytes": None, "logprob": logprob, "top_logprobs": []}
+        for token, logprob in zip(ids, logprobs, strict=True)
+    ]
+    return {
+        "index": 0,
+        "finish_reason": item.finish_reason,
+        "logprobs": {"content": content, "refusal": None},
+        "message": {"refusal": None, **_message(item)},
+    }
+
+
+def _message(item: EpisodeItem) -> Json:
+    facts = item.metadata or {}
+    names = ("tool_calls", "tool_call_id", "name", "function_call", "refusal")
+    kept = {key: facts[key] for key in names if key in facts}
+    return {"role": item.role.value, "content": facts.get("content", item.content), **kept}
+
 
 _REQUEST_SECONDS = 60.0
 """The time limit of each request, except the training request."""
@@ -135,16 +316,9 @@ class ArtClient(_JsonClient):
             raise ArtError(f"{self._name} says that the model is at step {answer!r:.200}")
         return answer
 
-    async def keep_checkpoints(self, steps: list[int]) -> bool:
-        """Delete all other checkpoints. Return False if the server cannot (ART 0.4)."""
-        body = {"model": self._model, "steps_to_keep": steps}
-        try:
-            await self._json("POST", "/_delete_checkpoint_files", body)
-        except ArtError as error:
-            if error.status in (404, 405):
-                return False
-            raise
-        return True
+    async def keep_checkpoints(self, steps: list[int]) -> None:
+        """Delete all other checkpoints. ART 0.4 cannot."""
+        await self._json("POST", "/_delete_checkpoint_files", {"model": self._model, "steps_to_keep": steps})
 
     async def train(self, groups: list[Json]) -> AsyncIterator[dict[str, float]]:
         """Train on the groups, and yield the metrics of each gradient step as it happens.
