@@ -100,7 +100,7 @@ Look at the program line by line and decide. $deciding""",
 """The templates of all named protocols, and of the roles in any other protocol."""
 
 _NAMES = ("question", "solution", "label", "stance", "experts", "turns", "asking", "length", "deciding")
-_WORDS = {REJECT: "wrong", ACCEPT: "right"}
+_WORDS: Mapping[int, str] = {REJECT: "wrong", ACCEPT: "right"}
 
 
 class CodeValidation(Scenario):

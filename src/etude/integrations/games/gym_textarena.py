@@ -5,42 +5,233 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import math
+import random
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, TypeAlias
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import Field
 
 from etude.config.builder import Builder
-from etude.config.component import Supplies
-from etude.config.import_path import is_import_path
+from etude.config.component import CHANGEABLE, Entries, Supplies, WorkflowConfig
+from etude.config.import_path import import_object, is_import_path, where_raised
 from etude.config.references import LlmRef
 from etude.config.registry import register_workflow
 from etude.core.data_model import name_type, number
 from etude.core.episode import WORKFLOW, Example
-from etude.core.errors import EpisodeError, RequestError
-from etude.integrations.games.turn_game import (
-    EnvironmentFailed,
-    Game,
-    GameConfig,
-    GameResult,
-    IsolatedRandom,
-    Player,
-    named_function,
-    unknown,
-    whole_number,
-)
+from etude.core.errors import EpisodeError, RequestError, alternatives, require_extra
+from etude.core.message import Message
+from etude.core.threads import call_in_thread
 from etude.rollout.episode import Episode
 from etude.rollout.workflow import Workflow
 
-Reader: TypeAlias = Callable[[str], Any]
-"""A function that converts an answer to an action. Raises ValueError with a message for the model."""
+T = TypeVar("T")
 
 _MOST_NUMBERS = 256
 """The longest array shown as text. Longer arrays are usually pictures."""
+
+
+class SizesConfig(WorkflowConfig):
+    """The number of examples that an environment supplies, and the time limit of its calls."""
+
+    package: ClassVar[str]
+    """The import name of the library."""
+    extra: ClassVar[str]
+
+    size: int = Field(default=256, ge=1)
+    """The number of training examples to generate."""
+    validation_size: int = Field(default=128, ge=1)
+    """The number of held-out examples to generate."""
+    call_timeout: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
+    """The time limit in seconds of each call into the environment."""
+
+    @classmethod
+    def library(cls, module: str | None = None) -> Any:
+        """Import the library, or a module of it. Raises MissingExtraError if it is not installed."""
+        require_extra(cls.package, f"`_type: {cls.type_name}`", cls.extra)
+        return importlib.import_module(module or cls.package)
+
+    def datasets(self, kind: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+        """Return the two datasets for `Supplies`, from the config of a dataset component."""
+        return {
+            "dataset": {**kind, "size": self.size},
+            "validation": {**kind, "size": self.validation_size, "split": "validation"},
+        }
+
+
+class GameConfig(SizesConfig):
+    """Options of turn-based games."""
+
+    prompt: str | None = None
+    """Text to put before a player's first observation."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the environment."""
+    max_turns: int = Field(default=50, ge=1)
+    """The maximum number of answers of all players together. The game stops after them."""
+    history: bool = True
+    """Show a player the whole game so far. If false, show only the prompt and the current observation."""
+
+    def supplies(self) -> Supplies:
+        """Return seeds, and evaluators for turns, invalid answers and the reward of each seat."""
+        seats = self.agents() or {}
+        several = len(seats) > 1
+        rewards = {seat: f"reward_{seat}" if several else "reward" for seat in seats}
+        evaluators: dict[str, Entries] = {
+            name: {"_type": "measured", "agent": seat if several else None} for seat, name in rewards.items()
+        }
+        evaluators |= {name: {"_type": "measured", "name": name} for name in ("turns", "invalid")}
+        by_model: dict[str, str] = {}
+        for seat, model in seats.items():
+            if model is not None:
+                by_model.setdefault(model, rewards[seat])
+        datasets, first = self.datasets({"_type": "seeds"}), next(iter(rewards.values()))
+        return Supplies(**datasets, evaluators=evaluators, reward=first, reward_of_model=by_model)
+
+
+def named_function(path: str, key: str) -> Callable[..., Any]:
+    """Import the function or class that a config key names. Raises RequestError for other objects."""
+    made: Callable[..., Any] = import_object(path)
+    if not callable(made):
+        raise RequestError(f"{key}: '{path}' is not a class or function")
+    return made
+
+
+def unknown(what: str, name: str, known: Any) -> RequestError:
+    """Return the error for an unknown environment, with the nearest known name."""
+    return RequestError(f"there is no {what} '{name}'" + alternatives(name, sorted(known)))
+
+
+def whole_number(example: Example, name: str, what: str) -> int:
+    """Return a required whole number from an example's inputs. Raises EpisodeError if it is not one.
+
+    Text is converted, because all values of a CSV file are text.
+    """
+    value = example.inputs.get(name)
+    try:
+        return int(str(value))
+    except ValueError:
+        found = "it has none" if value is None else f"found {name_type(value)}"
+        raise EpisodeError(
+            f"example {example.id!r} cannot start a game: {what} needs a whole number as '{name}', and "
+            f"{found}; give each row one, or leave out the dataset, and the workflow supplies its own"
+        ) from None
+
+
+async def call_with_timeout(what: str, fn: Callable[[], T], seconds: float) -> T:
+    """Run `fn` in a thread. Raises EpisodeError about `what` if it raises or exceeds `seconds`."""
+    try:
+        async with asyncio.timeout(seconds) as limit:
+            return await call_in_thread(fn)
+    except EpisodeError:
+        raise
+    except Exception as error:
+        if isinstance(error, TimeoutError) and limit.expired():
+            reason = f"{what} took longer than {seconds:g} s; `call_timeout` of the workflow is the limit"
+            raise EpisodeError(reason) from None
+        raise EpisodeError(f"{what} failed: {where_raised(error)}") from error
+
+
+_global_random = threading.Lock()
+
+
+@asynccontextmanager
+async def open_game(
+    name: str, make: Callable[[], Any], seconds: float, seed: int | None = None
+) -> AsyncIterator[tuple[Any, Callable[[str, Callable[[], Any]], Awaitable[Any]]]]:
+    """Yield an environment of another library, and a function that calls it. Close it on exit.
+
+    Calls run in threads, one at a time and for at most `seconds`. With a seed, code that draws from Python's
+    global random generator gets a stream of its own, and only one such call runs in the whole process. Raises
+    EpisodeError if a call fails.
+    """
+    lock = threading.Lock() if seed is None else _global_random
+    state = None if seed is None else random.Random(seed).getstate()
+
+    async def call(what: str, fn: Callable[[], Any]) -> Any:
+        def locked() -> Any:
+            nonlocal state
+            with lock:
+                if state is None:
+                    return fn()
+                before = random.getstate()
+                random.setstate(state)
+                try:
+                    return fn()
+                finally:
+                    state = random.getstate()
+                    random.setstate(before)
+
+        return await call_with_timeout(f"{name}: {what}", locked, seconds)
+
+    env = await call("making it", make)
+    close = getattr(env, "close", lambda: None)
+    try:
+        yield env, call
+    except BaseException:
+        with suppress(EpisodeError):
+            await call("close()", close)
+        raise
+    await call("close()", close)
+
+
+@dataclass
+class Player:
+    """One seat of a game: its conversation, and the model that answers for it."""
+
+    name: str
+    model: str | None = None
+    prompt: str | None = None
+    history: bool = True
+    messages: list[Message] = field(default_factory=list)
+
+    async def answer(self, episode: Episode, observation: str) -> str:
+        """Return the model's answer to an observation. The call is recorded under the seat's name."""
+        if not self.history:
+            self.messages.clear()
+        if not self.messages and self.prompt:
+            observation = f"{self.prompt}\n\n{observation}"
+        self.messages.append({"role": "user", "content": observation})
+        with episode.function(self.name):
+            reply = await episode.chat(self.messages, model=self.model)
+        self.messages.append(reply.message)
+        return reply.text
+
+
+@dataclass
+class GameResult:
+    """The results of a game so far: turns, invalid answers, and the rewards of each seat."""
+
+    game: str
+    turns: int = 0
+    invalid: Counter[str] = field(default_factory=Counter)
+    rewards: dict[str, float] = field(default_factory=dict)
+
+    def earn(self, seat: str, given: Any) -> float:
+        """Add a reward to a seat, and return it. Raises EpisodeError unless it is a finite number."""
+        try:
+            reward = number(given)
+        except ValueError:
+            reward = math.nan
+        if not math.isfinite(reward):
+            raise EpisodeError(f"{self.game}: the reward {given!r:.80} is not a finite number")
+        self.rewards[seat] = self.rewards.get(seat, 0.0) + reward
+        return reward
+
+    def record(self, episode: Episode) -> dict[str, Any]:
+        """Record the scores of the episode, or of each of several seats, and return the episode's output."""
+        episode.score("turns", self.turns)
+        episode.score("invalid", self.invalid.total())
+        for seat, reward in self.rewards.items():
+            episode.score("reward", reward, agent=seat if len(self.rewards) > 1 else None)
+        return {"rewards": self.rewards, "turns": self.turns, "invalid": dict(self.invalid)}
 
 
 class GymConfig(GameConfig, name="gym"):
@@ -62,9 +253,9 @@ class GymConfig(GameConfig, name="gym"):
     model: LlmRef | None = None
     """The model that plays. Default: the trained model."""
 
-    def supplies(self) -> Supplies:
-        """Return the seeds, and the evaluators for the reward, turns and invalid answers."""
-        return self.measures({WORKFLOW: self.model})
+    def agents(self) -> Mapping[str, str | None]:
+        """Return the player, with its model."""
+        return {WORKFLOW: self.model}
 
 
 @register_workflow(config_type=GymConfig)
@@ -92,15 +283,26 @@ class GymGame:
     observation: Callable[..., Any] | None = None
 
     async def __call__(self, example: Example, episode: Episode) -> dict[str, Any]:
-        """Play until the game is over, or for `max_turns` turns. Raises EnvironmentFailed."""
+        """Play until the game is over, or for `max_turns` turns. Raises EpisodeError."""
         config = self.config
         player = Player(WORKFLOW, config.model, config.prompt, config.history)
         course = GameResult(config.id, rewards={WORKFLOW: 0.0})
-        seed, options = _start_state(example, config.id)
-        async with Game(config.id, self.make, config.call_timeout) as guest:
-            read = choose_reader(config.action, getattr(guest.env, "action_space", None))
-            shown, over = await guest.call("reset()", partial(self._reset, seed, options)), False
-            asked = shown
+        options = example.inputs.get("options")
+        needs_seed = options is None or example.inputs.get("seed") is not None
+        seed = whole_number(example, "seed", config.id) if needs_seed else None
+        async with open_game(config.id, self.make, config.call_timeout) as (env, call):
+
+            def reset() -> str:
+                observation, _ = env.reset(seed=seed, options=options)
+                return self._shown(env, observation)
+
+            def step(action: Any) -> tuple[str, Any, bool]:
+                observation, reward, terminated, truncated, _ = env.step(action)
+                return self._shown(env, observation), reward, bool(terminated or truncated)
+
+            read = choose_reader(config.action, getattr(env, "action_space", None))
+            asked = shown = await call("reset()", reset)
+            over = False
             while not over and course.turns < config.max_turns:
                 text = await player.answer(episode, asked)
                 course.turns += 1
@@ -112,7 +314,7 @@ class GymGame:
                     if not config.history:  # The player does not see its first question again.
                         asked += f"\n\n{shown}"
                     continue
-                shown, reward, over = await guest.call("step()", partial(self._step, action))
+                shown, reward, over = await call("step()", partial(step, action))
                 asked = shown
                 earned = course.earn(WORKFLOW, reward)
                 if config.step_rewards:
@@ -120,14 +322,6 @@ class GymGame:
         if config.step_rewards:
             episode.step_reward(-course.rewards[WORKFLOW], "part of the reward already")
         return course.record(episode)
-
-    def _reset(self, seed: int | None, options: Any, env: Any) -> str:
-        observation, _ = env.reset(seed=seed, options=options)
-        return self._shown(env, observation)
-
-    def _step(self, action: Any, env: Any) -> tuple[str, Any, bool]:
-        observation, reward, terminated, truncated, _ = env.step(action)
-        return self._shown(env, observation), reward, bool(terminated or truncated)
 
     def _shown(self, env: Any, observation: Any) -> str:
         """Return an observation as text. Runs in the environment's thread, because it may render."""
@@ -138,28 +332,16 @@ class GymGame:
         try:
             return text_of_observation(observation)
         except ValueError as error:
-            raise EnvironmentFailed(
+            raise EpisodeError(
                 f"{self.config.id}: an observation is {error}, which text does not show; name a function of "
                 "(observation, env) that makes text of it: `observation: module:function`"
             ) from None
 
 
-def _start_state(example: Example, what: str) -> tuple[int | None, Mapping[str, Any] | None]:
-    """Return the `seed` and `options` to reset a game with. A row has one of them or both.
+def choose_reader(written: list[str] | dict[str, Any] | str | None, space: Any) -> Callable[[str], Any]:
+    """Return a function that makes an action of an answer: the config's, or the one of the action space.
 
-    Raises EpisodeError for an example with neither, because each of its episodes would be a different game.
-    """
-    options = example.inputs.get("options")
-    if options is not None and not isinstance(options, Mapping):
-        raise EpisodeError(f"example {example.id!r}: 'options' is a mapping, found {name_type(options)}")
-    needs_seed = options is None or example.inputs.get("seed") is not None
-    return (whole_number(example, "seed", what) if needs_seed else None), options
-
-
-def choose_reader(written: list[str] | dict[str, Any] | str | None, space: Any) -> Reader:
-    """Return the action reader from the config, or the default for the environment's action space.
-
-    Raises RequestError if there is neither.
+    The function raises ValueError with a message for the model. Raises RequestError if there is neither.
     """
     if isinstance(written, str):
         return named_function(written, "action")
@@ -242,10 +424,6 @@ class TextArenaConfig(GameConfig, name="textarena"):
             return {WORKFLOW: self.seats[0] if self.seats else None}
         return {f"player_{number}": model for number, model in enumerate(self.seats)}
 
-    def supplies(self) -> Supplies:
-        """Return the seeds, and the evaluators for each player's reward, turns and invalid moves."""
-        return self.measures(self.agents())
-
 
 @register_workflow(config_type=TextArenaConfig)
 async def textarena(config: TextArenaConfig, builder: Builder) -> AsyncIterator[Workflow]:
@@ -281,48 +459,42 @@ class TextArenaGame:
     make: Callable[[], Any]
 
     async def __call__(self, example: Example, episode: Episode) -> dict[str, Any]:
-        """Play until the game is over. Raises EnvironmentFailed, also after `max_turns` without an end."""
+        """Play until the game is over. Raises EpisodeError, also after `max_turns` without an end."""
         config, seed = self.config, whole_number(example, "seed", self.config.id)
         agents = config.agents()
         players = [Player(name, model, config.prompt, config.history) for name, model in agents.items()]
         course = GameResult(config.id)
         # TextArena's games draw from Python's global random generator.
-        async with Game(config.id, self.make, config.call_timeout, IsolatedRandom(seed)) as guest:
-            await guest.call("reset()", lambda env: env.reset(num_players=len(players), seed=seed))
+        async with open_game(config.id, self.make, config.call_timeout, seed) as (env, call):
+            await call("reset()", lambda: env.reset(num_players=len(players), seed=seed))
             over = False
             while not over:
                 if course.turns == config.max_turns:
-                    raise EnvironmentFailed(
+                    raise EpisodeError(
                         f"{config.id}: it has no result after {config.max_turns} turns; raise `max_turns` of "
                         "the workflow"
                     )
-                seat, shown = await guest.call("get_observation()", self._observe)
-                text = await players[seat].answer(episode, shown)
+                seat, observation = await call("get_observation()", env.get_observation)
+                if seat not in range(len(players)):
+                    raise EpisodeError(
+                        f"{config.id}: it asked player {seat}, and `seats` has {len(players)} models"
+                    )
+                text = await players[seat].answer(episode, self._shown(seat, observation))
                 course.turns += 1
-                over = await guest.call("step()", partial(_step, text))
-            rewards, info = await guest.call("close()", lambda env: env.close())
+                over, _ = await call("step()", partial(env.step, action=text))
+            rewards, info = await call("close()", env.close)
             for seat, player in enumerate(players):
                 course.earn(player.name, (rewards or {}).get(seat))
                 course.invalid[player.name] += bool((info.get(seat) or {}).get("invalid_move"))
         return course.record(episode)
 
-    def _observe(self, env: Any) -> tuple[int, str]:
-        """Return the player whose turn it is, and the messages and events since its last turn."""
-        seat, observation = env.get_observation()
-        models = max(1, len(self.config.seats))
-        if seat not in range(models):
-            raise EnvironmentFailed(
-                f"{self.config.id}: it asked player {seat}, and `seats` has {models} models"
-            )
+    def _shown(self, seat: int, observation: Any) -> str:
+        """Return the messages and events since a player's last turn."""
         if isinstance(observation, str):
-            return seat, observation.strip()
+            return observation.strip()
         texts = [
-            message
+            message.strip()
             for sender, message, kind in observation
             if sender != seat and (self.config.rules or getattr(kind, "name", "") != "PROMPT")
         ]
-        return seat, "\n\n".join(text.strip() for text in texts) or "It is your turn."
-
-
-def _step(action: str, env: Any) -> bool:
-    return bool(env.step(action=action)[0])
+        return "\n\n".join(texts) or "It is your turn."

@@ -16,7 +16,7 @@ from etude.config.registry import register_dataset, register_workflow
 from etude.core.episode import Example
 from etude.core.errors import DatasetError, EpisodeError, RequestError
 from etude.core.keys import content_hash, fold
-from etude.integrations.games.turn_game import SizesConfig, call_with_timeout, unknown, whole_number
+from etude.integrations.games.gym_textarena import SizesConfig, call_with_timeout, unknown, whole_number
 from etude.rollout.episode import Episode
 from etude.rollout.workflow import Workflow
 
