@@ -127,8 +127,8 @@ def test_without_a_number_of_rounds_the_last_is_the_verifiers(
 @pytest.mark.parametrize(
     ("make", "parameters", "message"),
     [
-        (nip, {"max_message_rounds": 8}, "8, the verifier must decide in the last round.*use 7 or 9"),
-        (debate, {"max_message_rounds": 9, "sequential": True}, "use 7 or 10"),
+        (nip, {"max_message_rounds": 8}, "8, the verifier must decide in the last round.*use 9"),
+        (debate, {"max_message_rounds": 9, "sequential": True}, "use 10"),
         (nip, {"max_message_rounds": 5, "min_message_rounds": 6}, "between 1 and 5, found 6"),
         (nip, {"shard_reward": True}, "no parameter 'shard_reward'; did you mean 'shared_reward'"),
         (nip, {"prover_reward": float("nan")}, "prover_reward: Input should be a finite number"),

@@ -121,12 +121,8 @@ def test_terms_that_all_protocols_share(name: str) -> None:
         (nip(verifier_terminated_penalty=-5.0), "verifier", (-5.0, 1.0)),
         # Five turns of the verifier, of which four can go by: 4 x 0.5 at the most before the right verdict.
         (nip(verifier_no_guess_reward=0.5), "verifier", (-1.0, 3.0)),
-        # From round 3 on it may decide: then one turn at least has gone by.
-        (nip(verifier_no_guess_reward=0.5, min_message_rounds=3), "verifier", (-0.5, 3.0)),
         (debate(), "prover0", (0.0, 1.0)),
         (debate(prover_reward=4.0), "prover1", (0.0, 4.0)),
-        (adp(force_guess="truth"), "verifier", (1.0, 1.0)),
-        (adp(force_guess="accept"), "prover", (1.0, 1.0)),
         (solo_verifier(verifier_neither_accept_nor_reject_reward=9.0), "verifier", (-1.0, 1.0)),
         (
             solo_verifier(

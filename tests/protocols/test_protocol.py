@@ -82,8 +82,6 @@ def test_schedules_that_cannot_be_played_are_refused(rounds: list, message: str)
             },
             "ann and judge may both decide in round 0",
         ),
-        ({"agents": ROLES | {"bob": Role("prover", stance="drawn")}}, "the stance of 'bob' is 'drawn'"),  # type: ignore[arg-type]
-        ({"forced": "perhaps"}, "a forced decision must be accept, reject or truth, found 'perhaps'"),
         ({"bounds": {"judge": (-1.0, 1.0)}}, "'ann' has no bounds; give them for all agents or for none"),
         (
             {"bounds": {"judge": (1.0, -1.0)} | dict.fromkeys(("ann", "bob"), (0.0, 1.0))},

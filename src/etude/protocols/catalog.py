@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice, product
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
 from etude.core.errors import RequestError, alternatives
-from etude.protocols.protocol import Outcome, Protocol, Role, Round, Stance, Turn, find_scale
+from etude.protocols.protocol import Outcome, Protocol, Role, Round, Scale, Stance, Turn, find_scale
 from etude.protocols.tree import ACCEPT, REJECT, VERDICTS, sign
 
 VERIFIER = "verifier"
@@ -24,8 +24,6 @@ Cycle: TypeAlias = tuple[tuple[str, ...], ...]
 _LEAST_ROUNDS = 8
 """The default number of rounds, which grows by one or two if the verifier's turn is later."""
 
-_OWN_CHANNELS = {"prover0": "prover0_channel", "prover1": "prover1_channel"}
-_OPPOSED: dict[str, Stance] = {"prover0": REJECT, "prover1": ACCEPT}
 _LABELS = {VERIFIER: "Verifier", "prover": "Expert", "prover0": "Expert_1", "prover1": "Expert_2"}
 
 
@@ -63,25 +61,6 @@ class Terms(BaseModel, frozen=True, strict=True, allow_inf_nan=False):
 _PROVER_TERMS = ("prover_reward", "shared_reward", "prover_invalid_response_penalty")
 
 
-def _to_terms(protocol: Callable[..., Any], values: Mapping[str, Any], *, has_provers: bool = True) -> Terms:
-    """Build the terms of the named protocol that the function `protocol` makes, from the given values.
-
-    Raises RequestError for unknown names and invalid values.
-    """
-    allowed = [name for name in Terms.model_fields if has_provers or name not in _PROVER_TERMS]
-    for name in values:
-        if name not in allowed:
-            known = [*inspect.signature(protocol).parameters][:-1] + allowed
-            raise RequestError(f"{protocol.__name__} has no parameter '{name}'" + alternatives(name, known))
-    try:
-        return Terms(**values)
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        raise RequestError(
-            f"{protocol.__name__}: {wrong['loc'][0]}: {wrong['msg']}, found {wrong['input']!r}"
-        ) from error
-
-
 @dataclass(frozen=True, slots=True)
 class ProofPayoff:
     """The payoff of the verifier for the right verdict, and of provers for verdicts on their side."""
@@ -92,31 +71,24 @@ class ProofPayoff:
 
     def __call__(self, outcome: Outcome) -> Mapping[str, float]:
         """Return the rewards of all agents for a round."""
-        verifier = self._verifier_payoff(outcome)
-        provers = {prover: self._prover_payoff(prover, outcome, verifier) for prover in self.stances}
-        return {VERIFIER: verifier, **provers}
-
-    def _verifier_payoff(self, outcome: Outcome) -> float:
-        terms = self.terms
-        if outcome.decision is not None:
-            rightness = outcome.decision * sign(outcome.truth)
+        terms, decision = self.terms, outcome.decision
+        if decision is not None:
+            rightness = decision * sign(outcome.truth)
             extreme = terms.verifier_reward if rightness > 0 else terms.verifier_incorrect_penalty
-            return terms.neither_reward + abs(rightness) * (extreme - terms.neither_reward)
-        if outcome.decider != VERIFIER:
-            return 0.0
-        return terms.verifier_terminated_penalty if outcome.over else terms.verifier_no_guess_reward
-
-    def _prover_payoff(self, prover: str, outcome: Outcome, of_verifier: float) -> float:
-        terms = self.terms
-        if terms.prover_invalid_response_penalty is not None and prover in outcome.invalid:
-            return terms.prover_invalid_response_penalty
-        if terms.shared_reward:
-            return of_verifier
-        if outcome.decision is None:
-            return 0.0
-        own = self.stances[prover]
-        side = outcome.stance if own == "example" else own
-        return terms.prover_reward * (1 + outcome.decision * sign(side)) / 2
+            verifier = terms.neither_reward + abs(rightness) * (extreme - terms.neither_reward)
+        elif outcome.decider != VERIFIER:
+            verifier = 0.0
+        else:
+            verifier = terms.verifier_terminated_penalty if outcome.over else terms.verifier_no_guess_reward
+        earned = {VERIFIER: verifier}
+        for prover, stance in self.stances.items():
+            side = sign(outcome.stance if stance == "example" else stance)
+            earned[prover] = 0.0 if decision is None else terms.prover_reward * (1 + decision * side) / 2
+            if terms.shared_reward:
+                earned[prover] = verifier
+            if terms.prover_invalid_response_penalty is not None and prover in outcome.invalid:
+                earned[prover] = terms.prover_invalid_response_penalty
+        return earned
 
 
 def nip(
@@ -136,10 +108,9 @@ def nip(
     for unknown terms.
     """
     return _proof(
-        "nip",
-        _to_terms(nip, terms),
-        {"prover": _stance(randomize_prover_stance)},
-        {"prover": "main"},
+        nip,
+        terms,
+        {"prover": ("main", _stance(randomize_prover_stance))},
         [_cycle((("prover",),), verifier_first)],
         max_message_rounds,
         min_message_rounds,
@@ -151,14 +122,8 @@ def adp(*, randomize_prover_stance: bool = False, **terms: Any) -> Protocol:
 
     The parameters and errors are the same as for `nip`.
     """
-    return _proof(
-        "adp",
-        _to_terms(adp, terms),
-        {"prover": _stance(randomize_prover_stance)},
-        {"prover": "main"},
-        [_cycle((("prover",),), verifier_first=False)],
-        max_rounds=2,
-    )
+    prover = ("main", _stance(randomize_prover_stance))
+    return _proof(adp, terms, {"prover": prover}, [(("prover",), (VERIFIER,))], max_rounds=2)
 
 
 def debate(
@@ -179,10 +144,9 @@ def debate(
     parameters and the errors are the same as for `nip`.
     """
     return _proof(
-        "debate",
-        _to_terms(debate, terms),
-        _OPPOSED,
-        _OWN_CHANNELS,
+        debate,
+        terms,
+        {"prover0": ("prover0_channel", REJECT), "prover1": ("prover1_channel", ACCEPT)},
         [_cycle(_two_provers(sequential, prover0_first), verifier_first)],
         max_message_rounds,
         min_message_rounds,
@@ -207,11 +171,11 @@ def mnip(
     It works as `debate`, but each prover reads only its own channel. Both argue for accept, or with
     `randomize_prover_stance` for the scenario's stance on each example.
     """
+    stance = _stance(randomize_prover_stance)
     return _proof(
-        "mnip",
-        _to_terms(mnip, terms),
-        dict.fromkeys(_OWN_CHANNELS, _stance(randomize_prover_stance)),
-        _OWN_CHANNELS,
+        mnip,
+        terms,
+        {"prover0": ("prover0_channel", stance), "prover1": ("prover1_channel", stance)},
         [_cycle(_two_provers(sequential, prover0_first), verifier_first)],
         max_message_rounds,
         min_message_rounds,
@@ -226,11 +190,10 @@ def merlin_arthur(**terms: Any) -> Protocol:
     are the same as for `nip`.
     """
     return _proof(
-        "merlin_arthur",
-        _to_terms(merlin_arthur, terms),
-        _OPPOSED,
-        dict.fromkeys(_OPPOSED, "main"),
-        [((prover,), (VERIFIER,)) for prover in _OPPOSED],
+        merlin_arthur,
+        terms,
+        {"prover0": ("main", REJECT), "prover1": ("main", ACCEPT)},
+        [(("prover0",), (VERIFIER,)), (("prover1",), (VERIFIER,))],
         max_rounds=2,
         public=True,
         anonymous=True,
@@ -239,8 +202,7 @@ def merlin_arthur(**terms: Any) -> Protocol:
 
 def solo_verifier(**terms: Any) -> Protocol:
     """The verifier decides alone: the baseline for the other protocols."""
-    own_terms = _to_terms(solo_verifier, terms, has_provers=False)
-    return _proof("solo_verifier", own_terms, {}, {}, [((VERIFIER,),)], max_rounds=1)
+    return _proof(solo_verifier, terms, {}, [((VERIFIER,),)], max_rounds=1)
 
 
 PROTOCOLS: Mapping[str, Callable[..., Protocol]] = MappingProxyType(
@@ -265,10 +227,9 @@ def _two_provers(sequential: bool, prover0_first: bool) -> Cycle:
 
 
 def _proof(
-    name: str,
-    terms: Terms,
-    stances: Mapping[str, Stance],
-    channels: Mapping[str, str],
+    make: Callable[..., Protocol],
+    given: Mapping[str, Any],
+    provers: Mapping[str, tuple[str, Stance]],
     cycles: Sequence[Cycle],
     max_rounds: int | None = None,
     min_rounds: int = 1,
@@ -277,100 +238,102 @@ def _proof(
     anonymous: bool = False,
     shuffle_channels: bool = False,
 ) -> Protocol:
-    """Build a protocol of one verifier and the provers in `stances`. `channels` maps provers to channels.
+    """Build the protocol that `make` names, of one verifier and provers, each with its channel and stance.
 
     Provers read the channel that they write on, or all channels if they are `public`. The verifier writes on
     all channels, under one header each if there are several. It may decide from round `min_rounds` on,
-    counted from 1, and must in the last. Raises RequestError for rounds that do not fit.
+    counted from 1, and must in the last. `given` are the terms. Raises RequestError for rounds and terms that
+    do not fit.
     """
+    name, terms = make.__name__, _to_terms(make, given, has_provers=bool(provers))
     scale = find_scale(terms.verifier_decision_spectrum)
-    everywhere = tuple(dict.fromkeys(channels.values()))
-    headers = tuple(f"Question for {_LABELS[prover]}:" for prover in channels) if len(everywhere) > 1 else ()
+    channels = tuple(dict.fromkeys(channel for channel, _ in provers.values()))
+    headers = tuple(f"Question for {_LABELS[prover]}:" for prover in provers) if len(channels) > 1 else ()
 
     def schedule(cycle: Cycle) -> tuple[Round, ...]:
         count = _round_count(name, max_rounds, min_rounds, cycle)
 
         def turn(agent: str, number: int) -> Turn:
             if agent != VERIFIER:
-                return Turn(agent, (channels[agent],), scale=scale)
+                return Turn(agent, (provers[agent][0],), scale=scale)
             if number == count:
                 return Turn(agent, (), "must", scale)
-            return Turn(agent, everywhere, "may" if number >= min_rounds else "no", scale, headers)
+            return Turn(agent, channels, "may" if number >= min_rounds else "no", scale, headers)
 
-        return tuple(
-            tuple(turn(agent, number) for agent in cycle[(number - 1) % len(cycle)])
-            for number in range(1, count + 1)
-        )
+        agents = islice(itertools.cycle(cycle), count)
+        return tuple(tuple(turn(agent, number) for agent in each) for number, each in enumerate(agents, 1))
 
     strict = terms.prover_invalid_response_penalty is not None
-    provers = {
-        prover: Role("prover", False, stance, _LABELS[prover], anonymous, must_be_valid=strict)
-        for prover, stance in stances.items()
-    }
     readers = {
-        channel: [prover for prover in stances if public or channels[prover] == channel]
-        for channel in everywhere
+        channel: [prover for prover in provers if public or provers[prover][0] == channel]
+        for channel in channels
     }
-    schedules, payoff = tuple(map(schedule, cycles)), ProofPayoff(terms, stances)
+    schedules = tuple(map(schedule, cycles))
+    passing = max(sum(turns[0].agent == VERIFIER for turns in rounds) for rounds in schedules) - 1
+    payoff = ProofPayoff(terms, {prover: stance for prover, (_, stance) in provers.items()})
     return Protocol(
         name=name,
-        agents=provers | {VERIFIER: Role("verifier", may_decide=True, label=_LABELS[VERIFIER])},
+        agents={
+            prover: Role("prover", False, stance, _LABELS[prover], anonymous, must_be_valid=strict)
+            for prover, (_, stance) in provers.items()
+        }
+        | {VERIFIER: Role("verifier", may_decide=True, label=_LABELS[VERIFIER])},
         channels={channel: frozenset({VERIFIER, *names}) for channel, names in readers.items()},
         schedules=schedules,
         payoff=payoff,
-        bounds=_bounds(payoff, schedules),
+        bounds=_bounds(payoff, scale, passing),
         shuffle_channels=shuffle_channels,
         forced=terms.force_guess,
     )
 
 
-def _bounds(payoff: ProofPayoff, schedules: Sequence[Sequence[Round]]) -> dict[str, tuple[float, float]]:
-    """Return each agent's lowest and highest total reward, over all possible endings of a play."""
-    totals: defaultdict[str, list[float]] = defaultdict(list)
-    for rounds, truth, stance in product(schedules, VERDICTS, VERDICTS):
-        known = Outcome(truth, stance, over=False)
-        so_far: Mapping[str, float] = dict.fromkeys((VERIFIER, *payoff.stances), 0.0)
-        for number, turns in enumerate(rounds, 1):
-            decider = VERIFIER if turns[0].agent == VERIFIER else None
-            now = replace(known, decider=decider)
-            for end in _endings(payoff.terms, replace(now, over=True), turns, last=number == len(rounds)):
-                for agent, earned in payoff(end).items():
-                    totals[agent].append(so_far[agent] + earned)
-            so_far = {agent: so_far[agent] + earned for agent, earned in payoff(now).items()}
-    return {agent: (min(values), max(values)) for agent, values in totals.items()}
+def _to_terms(make: Callable[..., Protocol], given: Mapping[str, Any], *, has_provers: bool) -> Terms:
+    name, known = (
+        make.__name__,
+        [key for key in Terms.model_fields if has_provers or key not in _PROVER_TERMS],
+    )
+    for key in given:
+        if key not in known:
+            known += [*inspect.signature(make).parameters][:-1]
+            raise RequestError(f"{name} has no parameter '{key}'" + alternatives(key, known))
+    try:
+        return Terms(**given)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise RequestError(f"{name}: {wrong['loc'][0]}: {wrong['msg']}, found {wrong['input']!r}") from error
 
 
-def _endings(terms: Terms, end: Outcome, turns: Round, *, last: bool) -> Iterator[Outcome]:
-    """Yield the outcomes with which a play can end in a round."""
-    if end.decider is None:
-        if terms.prover_invalid_response_penalty is not None:
-            yield from (replace(end, invalid=frozenset({turn.agent})) for turn in turns)
-    elif turns[0].decide != "no":
-        forced = {"accept": ACCEPT, "reject": REJECT, "truth": end.truth}
-        if terms.force_guess is not None:
-            yield replace(end, decision=float(sign(forced[terms.force_guess])))
-            return
-        yield from (replace(end, decision=value) for value in turns[0].scale.values)
-        if last:
-            yield end
+def _bounds(payoff: ProofPayoff, scale: Scale, passing: int) -> dict[str, tuple[float, float]]:
+    """Return bounds of each agent's total reward: of the last round, and of up to `passing` turns before."""
+    ends = [
+        Outcome(truth, stance, over=True, decider=VERIFIER, decision=decision)
+        for truth, stance, decision in product(VERDICTS, VERDICTS, (*scale.values, None))
+    ]
+    if payoff.terms.prover_invalid_response_penalty is not None:
+        ends += [Outcome(ACCEPT, ACCEPT, over=True, invalid=frozenset({each})) for each in payoff.stances]
+    last = [payoff(end) for end in ends]
+    passed = payoff(Outcome(ACCEPT, ACCEPT, over=False, decider=VERIFIER))
+    return {
+        agent: (
+            min(earned[agent] for earned in last) + min(0.0, passing * each),
+            max(earned[agent] for earned in last) + max(0.0, passing * each),
+        )
+        for agent, each in passed.items()
+    }
 
 
-def _round_count(protocol: str, max_rounds: int | None, min_rounds: int, cycle: Cycle) -> int:
+def _round_count(name: str, max_rounds: int | None, min_rounds: int, cycle: Cycle) -> int:
     """Return the number of rounds.
 
     Raises RequestError if the last round is not the verifier's, or if `min_rounds` is out of range.
     """
-    most = max(max_rounds or 0, _LEAST_ROUNDS) + len(cycle)
-    good = [count for count in range(1, most + 1) if cycle[(count - 1) % len(cycle)] == (VERIFIER,)]
-    count = next(count for count in good if count >= _LEAST_ROUNDS) if max_rounds is None else max_rounds
-    if count not in good:
-        near = [str(each) for each in good if abs(each - max(count, 0)) <= len(cycle)]
+    least = max(1, _LEAST_ROUNDS if max_rounds is None else max_rounds)
+    count = next(each for each in itertools.count(least) if cycle[(each - 1) % len(cycle)] == (VERIFIER,))
+    if max_rounds not in (None, count):
         raise RequestError(
-            f"{protocol}: with max_message_rounds {count}, the verifier must decide in the last round, but "
-            f"does not speak in it; use {' or '.join(near)}"
+            f"{name}: with max_message_rounds {max_rounds}, the verifier must decide in the last round, but "
+            f"does not speak in it; use {count}"
         )
     if not 1 <= min_rounds <= count:
-        raise RequestError(
-            f"{protocol}: min_message_rounds must lie between 1 and {count}, found {min_rounds}"
-        )
+        raise RequestError(f"{name}: min_message_rounds must lie between 1 and {count}, found {min_rounds}")
     return count

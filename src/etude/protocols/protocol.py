@@ -271,15 +271,10 @@ def _faults(protocol: Protocol) -> Iterator[str]:
     agents, bounds = protocol.agents, protocol.bounds
     if not agents:
         yield "it has no agents"
-    for agent, role in agents.items():
-        if role.stance not in (None, REJECT, ACCEPT, "example"):
-            yield f"the stance of '{agent}' is {role.stance!r}; it must be 0, 1, example or None"
     for channel, readers in protocol.channels.items():
         yield from _unknown_names(sorted(readers), agents, f"channel '{channel}' is read by")
     if not protocol.schedules or not all(protocol.schedules):
         yield "it has no rounds"
-    if protocol.forced not in (None, "accept", "reject", "truth"):
-        yield f"a forced decision must be accept, reject or truth, found {protocol.forced!r}"
     yield from _unknown_names(bounds, agents, "bounds are for")
     for agent in agents if bounds else ():
         if agent not in bounds:
@@ -316,8 +311,6 @@ def _faults_of_round(protocol: Protocol, where: str, turns: Round) -> Iterator[s
         for channel in writes:
             if agent not in protocol.channels[channel]:
                 yield f"'{agent}' writes on channel '{channel}' in {where}, but cannot read it"
-        for channel in _find_repeated(writes):
-            yield f"'{agent}' writes twice on channel '{channel}' in {where}"
         if turn.headers and len(turn.headers) != len(writes):
             yield f"'{agent}' has {len(turn.headers)} headers for {len(writes)} channels in {where}"
         if turn.decide != "no" and not protocol.agents[agent].may_decide:
