@@ -1,4 +1,4 @@
-"""Golden tables of the named protocols, written by hand: schedule and visibility."""
+"""Golden tables of the named protocols, written by hand: schedules, visibility, payoffs and bounds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,21 @@ from typing import Any
 import pytest
 
 from etude.core.errors import RequestError
-from etude.protocols import Protocol, adp, debate, merlin_arthur, mnip, nip
+from etude.protocols import (
+    Outcome,
+    Protocol,
+    Role,
+    Turn,
+    adp,
+    debate,
+    merlin_arthur,
+    mnip,
+    nip,
+    solo_verifier,
+)
+from etude.protocols.catalog import PROTOCOLS
+from etude.store.journal import Journal
+from tests.protocols.games import play_record, play_tree, scripted
 
 V_MAY = "verifier>main may"
 V_MUST = "verifier> must"
@@ -140,3 +154,165 @@ def test_without_a_number_of_rounds_the_last_is_the_verifiers(
 def test_parameters_that_make_no_sense_are_refused(make: Any, parameters: dict, message: str) -> None:
     with pytest.raises(RequestError, match=message):
         make(**parameters)
+
+
+ONE_PROVER = {
+    # truth, stance of the example, decision: verifier, prover that argues for accept, for the stance
+    (1, 1, 1.0): (1.0, 1.0, 1.0),
+    (1, 1, -1.0): (-1.0, 0.0, 0.0),
+    (1, 0, 1.0): (1.0, 1.0, 0.0),
+    (1, 0, -1.0): (-1.0, 0.0, 1.0),
+    (0, 1, 1.0): (-1.0, 1.0, 1.0),
+    (0, 1, -1.0): (1.0, 0.0, 0.0),
+    (0, 0, 1.0): (-1.0, 1.0, 0.0),
+    (0, 0, -1.0): (1.0, 0.0, 1.0),
+}
+
+OPPOSED = {
+    # truth, decision: verifier, prover0 (reject), prover1 (accept)
+    (1, 1.0): (1.0, 0.0, 1.0),
+    (1, -1.0): (-1.0, 1.0, 0.0),
+    (0, 1.0): (-1.0, 0.0, 1.0),
+    (0, -1.0): (1.0, 1.0, 0.0),
+}
+
+
+def paid(protocol: Protocol, *agents: str, **outcome: Any) -> tuple[float, ...]:
+    """The agents' payoffs when the play ends so; by default all is right, and the verifier had the turn."""
+    happened = {"truth": 1, "stance": 1, "over": True, "decider": "verifier", **outcome}
+    earned = protocol.payoff(Outcome(**happened))
+    return tuple(earned[agent] for agent in agents)
+
+
+@pytest.mark.parametrize("make", [nip, adp])
+@pytest.mark.parametrize("case", ONE_PROVER)
+def test_payoffs_with_one_prover(make: Any, case: tuple[int, int, float]) -> None:
+    truth, stance, decision = case
+    verifier, for_accept, for_stance = ONE_PROVER[case]
+    for randomized, prover in ((False, for_accept), (True, for_stance)):
+        protocol = make(randomize_prover_stance=randomized)
+        happened = {"truth": truth, "stance": stance, "decision": decision}
+        assert paid(protocol, "verifier", "prover", **happened) == (verifier, prover)
+
+
+@pytest.mark.parametrize("make", [debate, merlin_arthur])
+@pytest.mark.parametrize("stance", [0, 1])
+@pytest.mark.parametrize("case", OPPOSED)
+def test_payoffs_of_opposed_provers(make: Any, case: tuple[int, float], stance: int) -> None:
+    truth, decision = case
+    earned = paid(make(), "verifier", "prover0", "prover1", truth=truth, stance=stance, decision=decision)
+    assert earned == OPPOSED[case]
+
+
+@pytest.mark.parametrize(
+    ("decision", "default", "generous", "prover", "prover0"),
+    [
+        # verifier 2 / -4, so -1 for neither; the same with 0.5 for neither; provers of 3 for and against
+        (1.0, 2.0, 2.0, 3.0, 0.0),
+        (0.5, 0.5, 1.25, 2.25, 0.75),
+        (0.0, -1.0, 0.5, 1.5, 1.5),
+        (-0.5, -2.5, -1.75, 0.75, 2.25),
+        (-1.0, -4.0, -4.0, 0.0, 3.0),
+    ],
+)
+def test_payoffs_in_between_are_interpolated(
+    decision: float, default: float, generous: float, prover: float, prover0: float
+) -> None:
+    terms = {
+        "verifier_reward": 2.0,
+        "verifier_incorrect_penalty": -4.0,
+        "prover_reward": 3.0,
+        "verifier_decision_spectrum": "likert_scale_5",
+    }
+    assert paid(nip(**terms), "verifier", "prover", decision=decision) == (default, prover)
+    assert paid(debate(**terms), "verifier", "prover0", "prover1", decision=decision) == (
+        default,
+        prover0,
+        prover,
+    )
+    kind = nip(**terms, verifier_neither_accept_nor_reject_reward=0.5)
+    assert paid(kind, "verifier", "prover", decision=decision) == (generous, prover)
+    assert paid(kind, "verifier", truth=0, decision=-decision) == (generous,)
+
+
+@pytest.mark.parametrize("name", ["nip", "adp", "debate", "merlin_arthur", "mnip"])
+def test_terms_that_all_protocols_share(name: str) -> None:
+    make = PROTOCOLS[name]
+    [prover, *_] = make().agents
+    terms = {"verifier_terminated_penalty": -0.5, "verifier_no_guess_reward": 0.125}
+    plain, shared = make(**terms), make(**terms, shared_reward=True)
+    strict = make(prover_invalid_response_penalty=-2.0)
+    invalid = frozenset({prover})
+    assert paid(plain, "verifier", prover, decision=None) == (-0.5, 0.0)
+    assert paid(plain, "verifier", prover, decision=None, over=False) == (0.125, 0.0)
+    assert paid(plain, "verifier", prover, decision=None, over=False, decider=None) == (0.0, 0.0)
+    assert paid(shared, "verifier", prover, decision=-1.0) == (-1.0, -1.0)
+    assert paid(shared, "verifier", prover, decision=None) == (-0.5, -0.5)
+    assert paid(strict, "verifier", prover, decision=None, decider=None, invalid=invalid) == (0.0, -2.0)
+    assert paid(plain, "verifier", prover, decision=None, decider=None, over=False, invalid=invalid) == (
+        0.0,
+        0.0,
+    )
+    assert strict.agents[prover].must_be_valid and not plain.agents[prover].must_be_valid
+
+
+@pytest.mark.parametrize(
+    ("protocol", "agent", "bounds"),
+    [
+        (nip(), "prover", (0.0, 1.0)),
+        (nip(), "verifier", (-1.0, 1.0)),
+        (nip(shared_reward=True), "prover", (-1.0, 1.0)),
+        (nip(prover_invalid_response_penalty=-2.0), "prover", (-2.0, 1.0)),
+        (nip(verifier_terminated_penalty=-5.0), "verifier", (-5.0, 1.0)),
+        # Five turns of the verifier, of which four can go by: 4 x 0.5 at the most before the right verdict.
+        (nip(verifier_no_guess_reward=0.5), "verifier", (-1.0, 3.0)),
+        (debate(), "prover0", (0.0, 1.0)),
+        (debate(prover_reward=4.0), "prover1", (0.0, 4.0)),
+        (solo_verifier(verifier_neither_accept_nor_reject_reward=9.0), "verifier", (-1.0, 1.0)),
+        (
+            solo_verifier(
+                verifier_neither_accept_nor_reject_reward=9.0, verifier_decision_spectrum="likert_scale_5"
+            ),
+            "verifier",
+            (-1.0, 9.0),
+        ),
+    ],
+)
+def test_bounds_are_what_can_happen(protocol: Protocol, agent: str, bounds: tuple[float, float]) -> None:
+    assert protocol.bounds[agent] == bounds
+
+
+def one_speaker(payoff, **fields) -> Protocol:
+    return Protocol(
+        name="codec",
+        agents={"ann": Role("speaker")},
+        channels={"hall": frozenset({"ann"})},
+        schedules=(((Turn("ann", ("hall",)),),),),
+        payoff=payoff,
+        needs_verdict=False,
+        bounds={"ann": (0.0, 1.0)},
+        **fields,
+    )
+
+
+async def test_a_play_without_a_verdict_is_paid_by_what_was_said(journal: Journal) -> None:
+    protocol = one_speaker(lambda outcome: {"ann": len(outcome.log[-1].text) / 10})
+    tree = await play_tree(protocol, scripted(ann=["seven"]), journal)
+    assert tree.value(None, "ann") == 0.5
+    [leaf] = tree.leaves()
+    assert (leaf.ending, leaf.verdict) == ("undecided", None)
+
+
+async def test_a_play_that_earns_more_than_its_bounds_fails_and_says_so(journal: Journal) -> None:
+    protocol = one_speaker(lambda outcome: {"ann": float(len(outcome.log[-1].messages["hall"]))})
+    record = await play_record(protocol, scripted(ann=["seven"]), journal)
+    assert "'ann' earned 5 in this play, outside its bounds 0 to 1" in record.failure.reason
+
+
+@pytest.mark.parametrize("earned", [{"ann": float("nan")}, {"ann": "much"}, {"eve": 1.0}, None, 3])
+async def test_what_is_no_payoff_fails_the_episode(journal: Journal, earned) -> None:
+    def pay(outcome: Outcome):
+        return earned if outcome.log[-1].text == "go" else {}
+
+    record = await play_record(one_speaker(pay), scripted(ann=["go"]), journal)
+    assert "protocol 'codec': in round 0, " in record.failure.reason
