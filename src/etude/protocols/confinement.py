@@ -74,7 +74,7 @@ _UNKNOWN = -1
 
 
 def confine(limits: Mapping[str, int], libraries: Sequence[str]) -> None:
-    """Give up everything that the job does not allow. No file stays writable.
+    """Give up everything that the job does not allow. No files stay writable but those for its output.
 
     Raises OSError if the kernel does not confine programs.
     """
@@ -83,7 +83,7 @@ def confine(limits: Mapping[str, int], libraries: Sequence[str]) -> None:
     # The soft limit's signal tells the reason; the hard limit ends a program that ignores it.
     _limit(resource.RLIMIT_CPU, limits["cpu_seconds"], limits["cpu_seconds"] + 1)
     _limit(resource.RLIMIT_AS, limits["memory_bytes"])
-    _limit(resource.RLIMIT_FSIZE, 0)
+    _limit(resource.RLIMIT_FSIZE, limits["output_bytes"] + 1)
     _limit(resource.RLIMIT_NOFILE, _OPEN_FILES)
     _limit(resource.RLIMIT_CORE, 0)
     if landlock_abi_version() < _TRUNCATING:
@@ -156,6 +156,8 @@ def main() -> None:
     except OSError as error:
         report({"unconfined": str(error)})
         return
+    if os.getppid() != job["parent"]:
+        return  # It died before the kernel was told to end this process with it.
     report({"unconfined": None})
 
     def fail(error: BaseException | None) -> None:

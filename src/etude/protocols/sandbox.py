@@ -16,11 +16,11 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel
 
@@ -103,16 +103,29 @@ async def _run(
         "function": function,
         "calls": [list(call) for call in calls],
         "libraries": sorted({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}),
-        "limits": {"cpu_seconds": limits.cpu_seconds, "memory_bytes": limits.memory_bytes},
+        "limits": asdict(limits),
+        "parent": os.getpid(),
     }
-    ended = await _run_process(json.dumps(job).encode(), stdin.encode("utf-8", "surrogateescape"), limits)
+    given = json.dumps(job).encode()
+    given = b"%12d" % len(given) + given + stdin.encode("utf-8", "surrogateescape")
+    # Not asyncio's own processes: a task that is cancelled while it starts one may never end.
+    cancelled = threading.Event()
+    running = _threads().submit(_run_process, given, limits, cancelled)
+    result = asyncio.wrap_future(running)
+    try:
+        ended = await asyncio.shield(result)
+    except asyncio.CancelledError:
+        cancelled.set()
+        if not running.cancel():
+            await asyncio.wait([result], timeout=_GRACE_SECONDS)
+        raise
     reports = []
     for line in ended.reports.splitlines():
         try:
             reports.append(_Report.model_validate(json.loads(line)))
         except (ValueError, RecursionError):
             continue
-    if not reports and ended.stopped is None:
+    if not reports and not ended.is_late:
         shown = ended.reports.decode(errors="replace").strip()[-500:]
         raise EtudeError(f"the sandbox did not start (exit status {ended.code}): {shown or 'no report'}")
     if reports and reports[0].unconfined is not None:
@@ -127,8 +140,10 @@ async def _run(
             results.setdefault(report.call, Returned(report.value, report.error))
     # Up to the first call that did not finish.
     done = next((index for index in range(len(calls)) if index not in results), len(calls))
-    returned, output = tuple(results[index] for index in range(done)), ended.output.decode(errors="replace")
-    return SandboxResult(status, reason, output, returned, ended.seconds)
+    output = ended.output[: limits.output_bytes].decode(errors="replace")
+    return SandboxResult(
+        status, reason, output, tuple(results[index] for index in range(done)), ended.seconds
+    )
 
 
 class _Report(BaseModel, extra="ignore", strict=True):
@@ -142,10 +157,10 @@ class _Report(BaseModel, extra="ignore", strict=True):
     reason: str = ""
 
 
-def _status(ended: Exit, reports: Sequence[_Report], limits: Limits) -> tuple[Status, str]:
-    if ended.stopped == "time":
+def _status(ended: _Exit, reports: Sequence[_Report], limits: Limits) -> tuple[Status, str]:
+    if ended.is_late:
         return "timeout", f"it did not finish within {limits.wall_seconds:g} s"
-    if ended.stopped == "output":
+    if max(len(ended.output), len(ended.reports)) > limits.output_bytes:
         return "error", f"it wrote more than {limits.output_bytes} bytes of output"
     killed = ended.code == -signal.SIGKILL
     if ended.code == -signal.SIGXCPU or (killed and ended.seconds > limits.cpu_seconds):
@@ -165,61 +180,83 @@ _OPTIONS = ("-s", "-P", "-S", "-B", "-X", "utf8", "-c", _START)
 """Isolated except for one variable. `-I` would ignore it, and runs would not repeat exactly."""
 _ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 
-_CHUNK = 65536
 _LOOK_SECONDS = 0.05
 _GRACE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Exit:
+class _Exit:
     """The process's output and its end."""
 
     reports: bytes
     output: bytes
     code: int | None
     """The exit status, or minus the number of the signal that ended it."""
-    stopped: str | None
-    """The limit that it exceeded, `time` or `output`, or `cancelled`."""
+    is_late: bool
+    """Whether it was killed because its time was over."""
     seconds: float
-
-
-async def _run_process(job: bytes, stdin: bytes, limits: Limits) -> Exit:
-    """Start the inside of the sandbox with a job, and wait until it ends or is killed.
-
-    Takes at most `limits.wall_seconds` and a little to clean up. As many processes run at a time as there are
-    processors, so that none uses up another's time; the others wait. Cancelling this kills the process.
-    Raises EtudeError if no process can be started.
-    """
-    # Not asyncio's own processes: a task that is cancelled while it starts one may never end.
-    cancelled = threading.Event()
-    running = _threads().submit(_run_blocking, job, stdin, limits, cancelled)
-    result = asyncio.wrap_future(running)
-    try:
-        return await asyncio.shield(result)
-    except asyncio.CancelledError:
-        cancelled.set()
-        if not running.cancel():
-            await asyncio.wait([result], timeout=_GRACE_SECONDS)
-        raise
 
 
 @functools.cache
 def _threads() -> ThreadPoolExecutor:
-    # Threads live as long as the program: a process is set to die with the thread that started it.
+    # Threads live as long as the program: a process is set to die with the thread that started it. As many
+    # processes run at a time as there are processors, so that none uses up another's time.
     return ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="sandbox")
 
 
-def _run_blocking(job: bytes, stdin: bytes, limits: Limits, cancelled: threading.Event) -> Exit:
-    with tempfile.NamedTemporaryFile(prefix="etude-sandbox-") as file:
-        file.write(b"%12d" % len(job) + job + stdin)
+def _run_process(given: bytes, limits: Limits, cancelled: threading.Event) -> _Exit:
+    """Start the inside of the sandbox, and wait until it ends or is killed.
+
+    Takes at most `limits.wall_seconds` and a little to clean up. Raises EtudeError if no process can be
+    started.
+    """
+    with (
+        tempfile.NamedTemporaryFile(prefix="etude-sandbox-") as file,
+        tempfile.TemporaryFile() as output,
+        tempfile.TemporaryFile() as reports,
+    ):
+        file.write(given)
         file.flush()
-        output, reports = bytearray(), bytearray()
         started = time.monotonic()
-        # Opened again, so that the program can only read it.
-        with Path(file.name).open("rb") as given, _process(given) as process:
-            stopped = _collect(process, output, reports, limits, cancelled)
-    seconds = time.monotonic() - started
-    return Exit(bytes(reports), bytes(output[: limits.output_bytes]), process.returncode, stopped, seconds)
+        try:
+            # Opened again, so that the program can only read it.
+            with Path(file.name).open("rb") as stdin:
+                process = subprocess.Popen(
+                    (sys.executable, *_OPTIONS, *_modules()),
+                    stdin=stdin,
+                    stdout=output,
+                    stderr=reports,
+                    cwd="/",
+                    env=_ENVIRONMENT,
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise EtudeError(f"the sandbox cannot start {sys.executable!r}: {error}") from error
+        try:
+            is_late = not _wait(process, started + limits.wall_seconds, cancelled)
+        finally:
+            # The group outlives its leader while it has any process, and is gone otherwise.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_GRACE_SECONDS)
+        seconds = time.monotonic() - started
+        output.seek(0)
+        reports.seek(0)
+        return _Exit(reports.read(), output.read(), process.returncode, is_late, seconds)
+
+
+def _wait(process: subprocess.Popen[bytes], deadline: float, cancelled: threading.Event) -> bool:
+    """Wait until a process ends. Returns False if it must be killed first."""
+    poll, descriptor = select.poll(), os.pidfd_open(process.pid)
+    poll.register(descriptor, select.POLLIN)
+    try:
+        while not poll.poll(_LOOK_SECONDS * 1000):
+            if time.monotonic() >= deadline or cancelled.is_set():
+                return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 @functools.cache
@@ -233,64 +270,3 @@ def _modules() -> tuple[str, ...]:
     origins = [Path(spec.origin) for spec in found if spec is not None and spec.origin is not None]
     folders = [each.parent if each.name != "__init__.py" else each.parents[1] for each in origins]
     return tuple(dict.fromkeys(map(str, (Path(__file__).parents[2], *folders))))
-
-
-@contextlib.contextmanager
-def _process(given: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
-    try:
-        process = subprocess.Popen(
-            (sys.executable, *_OPTIONS, *_modules()),
-            stdin=given,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            bufsize=0,
-            cwd="/",
-            env=_ENVIRONMENT,
-            start_new_session=True,
-        )
-    except OSError as error:
-        raise EtudeError(f"the sandbox cannot start {sys.executable!r}: {error}") from error
-    assert process.stdout is not None and process.stderr is not None
-    try:
-        with process.stdout, process.stderr:
-            yield process
-    finally:
-        # The group outlives its leader while it has any process, and is gone otherwise.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(_GRACE_SECONDS)
-
-
-def _collect(
-    process: subprocess.Popen[bytes],
-    output: bytearray,
-    reports: bytearray,
-    limits: Limits,
-    cancelled: threading.Event,
-) -> str | None:
-    """Collect what a process writes until it ends. Returns the limit that it must be killed for, or None."""
-    assert process.stdout is not None and process.stderr is not None
-    written, poll = {process.stdout.fileno(): output, process.stderr.fileno(): reports}, select.poll()
-    for pipe in written:
-        poll.register(pipe, select.POLLIN)
-    deadline = time.monotonic() + limits.wall_seconds
-    while process.returncode is None:
-        now = time.monotonic()
-        if now >= deadline:
-            return "time"
-        if cancelled.is_set():
-            return "cancelled"
-        wait = min(_LOOK_SECONDS, deadline - now)
-        if not written:  # It is ending, or it has closed both pipes to continue silently.
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(wait)
-        for pipe, _ in poll.poll(wait * 1000) if written else ():
-            part = os.read(pipe, _CHUNK)
-            written[pipe] += part
-            if len(written[pipe]) > limits.output_bytes:
-                return "output"
-            if not part:
-                poll.unregister(pipe)
-                del written[pipe]
-    return None
