@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 59_251,
-    "modules": 292,
-    "lines of tests": 46_925,
+    "lines of source": 58_902,
+    "modules": 289,
+    "lines of tests": 46_892,
     "benchmark files": 12,
     "config keys": 317,
 }
