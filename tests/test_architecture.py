@@ -58,7 +58,7 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 58_902,
+    "lines of source": 58_905,
     "modules": 289,
     "lines of tests": 46_892,
     "benchmark files": 12,

@@ -23,7 +23,7 @@ from torch.nn import Parameter
 
 from etude.core.errors import StoreError
 from etude.core.keys import generator
-from etude.models.weights import gather_tensor, own_part, save_tensors
+from etude.models.weights import digest, gather_tensor, own_part, save_tensors
 from etude.store.files import WEIGHTS_FILE, note_sum
 
 
@@ -281,7 +281,7 @@ class Snapshot:
         # Digests and the disk take most of the time, and release the interpreter's lock.
         with ThreadPoolExecutor(1, thread_name_prefix="save") as beside:
             optimiser = beside.submit(save_tensors, self.optimiser, folder / OPTIMISER_FILE)
-            digest = save_tensors(self.weights, folder / WEIGHTS_FILE)
+            save_tensors(self.weights, folder / WEIGHTS_FILE)
         optimiser.result()
         try:
             position = {"step": self.step, "trained": self.trained}
@@ -289,4 +289,4 @@ class Snapshot:
             note_sum(folder / STATE_FILE)
         except OSError as error:
             raise StoreError(f"cannot write {folder / STATE_FILE}: {error}") from error
-        return digest
+        return digest(self.weights)

@@ -24,7 +24,6 @@ from etude.models.weights import (
     gguf_options,
     load_model,
     load_tensors,
-    load_with_digest,
     loading,
     own_part,
     silence_transformers,
@@ -228,11 +227,10 @@ class Policy:
             twin = self.trained
             if twin and twin.version == version.number and twin.digest() == version.digest:
                 tensors, actual = twin.trainable(), version.digest
-            elif version.number:
-                tensors, actual = load_with_digest(Path(version.location) / WEIGHTS_FILE)
             else:
                 # Before any training, the weights in memory are the base.
-                tensors = self.trainable() if self._base is None else self._base
+                base = self.trainable() if self._base is None else self._base
+                tensors = load_tensors(Path(version.location) / WEIGHTS_FILE) if version.number else base
                 actual = digest(tensors)
             if actual != version.digest:
                 raise EngineError(

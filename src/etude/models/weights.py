@@ -8,11 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -158,6 +160,8 @@ def silence_transformers() -> None:
 _DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 """The names of trainable types in safetensors."""
 _ALIGNMENT = 8
+_HASHING = min(8, os.cpu_count() or 1)
+"""Number of threads that hash tensors."""
 
 
 def gather_tensor(tensor: torch.Tensor) -> torch.Tensor:
@@ -176,28 +180,31 @@ def own_part(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     return distribute_tensor(here, placed.device_mesh, placed.placements, src_data_rank=None)
 
 
-def digest(tensors: Mapping[str, torch.Tensor], file: IO[bytes] | None = None) -> str:
-    """Return the SHA-256 of the file that `save_tensors` would write; also write its content to `file`.
+def digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    """Return a SHA-256 of names, types, shapes and contents, by which changed weights are told.
 
-    It tells whether weights changed. It is computed while writing, so nothing is read back.
+    Nothing can be sampled while it is made, so tensors are hashed side by side, each by a thread.
     """
+
+    def of_tensor(name: str) -> str:
+        tensor = tensors[name]
+        return f"{name} {tensor.dtype} {[*tensor.shape]} {hashlib.sha256(_content(tensor)).hexdigest()}"
+
+    with ThreadPoolExecutor(_HASHING, thread_name_prefix="digest") as threads:
+        return hashlib.sha256("\n".join(threads.map(of_tensor, sorted(tensors))).encode()).hexdigest()
+
+
+def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Write tensors to a safetensors file, and its SHA-256 next to it. Raises StoreError."""
     hasher = hashlib.sha256()
-    for part in file_parts(tensors):
-        hasher.update(part)
-        if file is not None:
-            file.write(part)
-    return hasher.hexdigest()
-
-
-def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> str:
-    """Write tensors to a safetensors file, its digest next to it, and return that. Raises StoreError."""
     try:
         with path.open("wb") as file:
-            written = digest(tensors, file)
-        note_sum(path, written)
+            for part in file_parts(tensors):
+                hasher.update(part)
+                file.write(part)
+        note_sum(path, hasher.hexdigest())
     except OSError as error:
         raise StoreError(f"cannot write {path}: {error}; free some space and run `etude resume`") from error
-    return written
 
 
 def file_parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
@@ -220,8 +227,11 @@ def file_parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryvi
     text += b" " * (-len(text) % _ALIGNMENT)
     yield len(text).to_bytes(_ALIGNMENT, "little") + text
     for name in order:
-        here = tensors[name].detach().to("cpu").contiguous()
-        yield here.flatten().view(torch.uint8).numpy().data
+        yield _content(tensors[name])
+
+
+def _content(tensor: torch.Tensor) -> memoryview:
+    return tensor.detach().to("cpu").contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -229,14 +239,9 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
 
     Raises DamagedError if it has changed since, and StoreError if it cannot be read.
     """
-    return load_with_digest(path)[0]
-
-
-def load_with_digest(path: Path) -> tuple[dict[str, torch.Tensor], str]:
-    """Read a file as `load_tensors` does, and return also its digest."""
-    written = require_as_written(path)
+    require_as_written(path)
     try:
-        return load_file(path), written
+        return load_file(path)  # type: ignore[no-any-return]
     except (OSError, SafetensorError) as error:
         raise StoreError(f"cannot read weights from {path}: {error}") from error
 
@@ -275,6 +280,6 @@ def write_lora_folder(
         config.save_pretrained(folder)
         plain = {name.replace(f"{_ADAPTER}.weight", ".weight"): value for name, value in tensors.items()}
         with (folder / "adapter_model.safetensors").open("wb") as file:
-            digest(plain, file)
+            file.writelines(file_parts(plain))
     except OSError as error:
         raise StoreError(f"cannot write {folder}: {error}; free some space") from error

@@ -17,7 +17,7 @@ from etude.core.training_rows import ROW_OF
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.optimiser import Schedule
 from etude.learner.team import Team
-from etude.models.weights import save_tensors
+from etude.models.weights import digest, save_tensors
 from etude.server.files import read_rows
 from etude.server.hyperparameters import job_algorithm
 from etude.server.models import ServedModel, load_policy_of_job
@@ -86,7 +86,7 @@ class ServerOrder(JobOrder):
             return
         with open_draft(self.made) as draft:
             draft.mkdir(parents=True)
-            digest = save_tensors(weights, draft / WEIGHTS_FILE)
-            if digest == before:
+            save_tensors(weights, draft / WEIGHTS_FILE)
+            if (made := digest(weights)) == before:
                 raise TrainingError("training changed no weight; raise learning_rate_multiplier")
-        folder.add_news(News(kind="done", digest=digest, trained_tokens=data.count_trained_tokens(training)))
+        folder.add_news(News(kind="done", digest=made, trained_tokens=data.count_trained_tokens(training)))
