@@ -17,7 +17,7 @@ from etude.core.conversion import TrajectoryCollection
 from etude.core.episode import Event
 from etude.core.errors import RequestError
 from etude.core.sample import Sample, Turn
-from etude.server.hyperparameters import job_algorithm, resolve_hyperparameters
+from etude.server.job_request import job_algorithm, resolve_hyperparameters
 from tests.algorithms.scripted_episodes import conversation, episode
 from tests.backends.test_hyperparameters import hyperparameters_for
 

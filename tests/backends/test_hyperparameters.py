@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from etude.algorithms.algorithm import algorithm_type, changed_options
+from etude.algorithms.algorithm import changed_options
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.grpo import Grpo
 from etude.backends.capabilities import (
@@ -18,7 +18,7 @@ from etude.backends.local_adapter import LocalAdapter, learner_options
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError
 from etude.learner.optimiser import Schedule
-from etude.server.hyperparameters import hyperparameters_model, job_algorithm, resolve_hyperparameters
+from etude.server.job_request import MethodBody, job_algorithm, resolve_hyperparameters
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.openai_stand_in import StandIn
 from tests.backends.test_local_adapter import CONFIG, adapter_on, collection, done
@@ -29,7 +29,7 @@ from tests.training import FakeAdapter
 
 def hyperparameters_for(method, **given):
     """The hyperparameters of a server's job, as its request names them."""
-    return hyperparameters_model(algorithm_type(method)).model_validate(given)
+    return MethodBody.model_validate({"type": method, method: {"hyperparameters": given}}).hyperparameters
 
 
 ALL = JobHyperparameters(num_epochs=7, rl_learning_rate=3e-4, dpo_beta=0.9, lora_rank=4, lora_alpha=8.0)

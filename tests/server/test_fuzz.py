@@ -39,15 +39,6 @@ def test_no_request_makes_a_server_fail(model: Path, tmp_path: Path, cases) -> N
         assert answer.usage is not None and answer.usage.completion_tokens
 
 
-def test_the_document_has_the_hyperparameters_that_each_algorithm_declares(server: ServerProcess) -> None:
-    with server.http() as http:
-        schemas = http.get("/openapi.json").json()["components"]["schemas"]
-    method = schemas["MethodBody"]["properties"]
-    assert {"dpo", "grpo", "rloo", "supervised"} <= {*method["type"]["enum"]} < {*method}
-    assert {"n_epochs", "clip_low", "reference"} <= {*schemas["GrpoHyperparameters"]["properties"]}
-    assert "clip_low" not in schemas["DpoHyperparameters"]["properties"]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("phases", ["examples,fuzzing", "coverage"])
 def test_no_request_of_the_document_makes_the_server_fail(model: Path, tmp_path: Path, phases: str) -> None:

@@ -1,24 +1,35 @@
-"""The training jobs: a database queue, shared by server and workers, and a folder for each job."""
+"""The training jobs: a queue in the database, a folder for each job, and the routes `/v1/fine_tuning`."""
 
 from __future__ import annotations
 
 import math
+import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import sqlalchemy as sa
+from fastapi import APIRouter, Header, Query, Request
 from sqlalchemy.exc import IntegrityError
 
+from etude.algorithms.algorithm import data_kind
 from etude.backends.job_worker import JobFolder, News
-from etude.server.database import EVENTS, JOBS, MODELS, Page, Row, fetch_page, fetch_row, new_id
+from etude.core.training_rows import ROW_OF
+from etude.core.trajectory import Method
+from etude.server.database import EVENTS, JOBS, MODELS, Page, Row, fetch_page, fetch_row, list_object, new_id
+from etude.server.files import FileStore
 from etude.server.guard import not_found
+from etude.server.job_request import JobBody, resolve_hyperparameters, server_algorithms
+from etude.server.models import ModelStore
 from etude.wire.http_server import ApiError
 
 _RETRY_SECONDS = 60
 _WAITING_JOBS = 100
+
+Limit = Annotated[int, Query(ge=1, le=1000)]
+IdempotencyKey = Annotated[str | None, Header(max_length=255)]
 
 
 def job_folder(data_dir: Path, job: str) -> JobFolder:
@@ -193,3 +204,133 @@ def _add_event(
             once=once,
         )
     )
+
+
+_JOB_FIELDS = (
+    "id",
+    "status",
+    "model",
+    "fine_tuned_model",
+    "training_file",
+    "validation_file",
+    "suffix",
+    "seed",
+    "metadata",
+    "error",
+    "trained_tokens",
+)
+
+
+def job_object(row: Row) -> dict[str, Any]:
+    """Return the `fine_tuning.job` object."""
+    method, values = row["method"], row["hyperparameters"]
+    return {
+        **{name: row[name] for name in _JOB_FIELDS},
+        "object": "fine_tuning.job",
+        "created_at": int(row["created"]),
+        "finished_at": None if row["finished"] is None else int(row["finished"]),
+        "method": {"type": method, method: {"hyperparameters": values}},
+        "hyperparameters": {
+            name: values[name] for name in ("n_epochs", "batch_size", "learning_rate_multiplier")
+        },
+        "organization_id": "etude",
+        "integrations": [],
+        "result_files": [],
+    }
+
+
+def event_object(row: Row) -> dict[str, Any]:
+    """Return the `fine_tuning.job.event` object."""
+    return {
+        **{name: row[name] for name in ("id", "level", "type", "message")},
+        "object": "fine_tuning.job.event",
+        "created_at": int(row["created"]),
+        "data": row["data"] or {},
+    }
+
+
+def job_routes(jobs: JobStore, files: FileStore, models: ModelStore, wake: Callable[[], None]) -> APIRouter:
+    """Return the routes for jobs and algorithms. `wake` makes the scheduler look at the queue."""
+    router = APIRouter(prefix="/v1/fine_tuning", tags=["fine-tuning"])
+
+    @router.post("/jobs", summary="Train a model")
+    def create_job(body: JobBody, idempotency_key: IdempotencyKey = None) -> dict[str, Any]:
+        """Queue a job. If a job with the same `Idempotency-Key` exists, return that one."""
+        row, is_new = jobs.find_by_key(idempotency_key), False
+        if row is None:
+            values = _values(files, models, body)
+            jobs.require_queue_space()
+            row, is_new = jobs.create(
+                values | {"idempotency_key": idempotency_key, "request_hash": body.hash()}
+            )
+        if is_new:
+            wake()
+        elif row["request_hash"] != body.hash():
+            message = f"the idempotency key belongs to job {row['id']}, which was created by another request"
+            raise ApiError(409, message, code="idempotency_key_reused")
+        return job_object(row)
+
+    @router.get("/jobs", summary="List jobs")
+    def list_jobs(request: Request, after: str | None = None, limit: Limit = 20) -> dict[str, Any]:
+        """List the newest jobs first. `metadata[key]=value` selects the jobs with that value."""
+        query = request.query_params.multi_items()
+        wanted = {key[9:-1]: value for key, value in query if key.startswith("metadata[") and key[-1] == "]"}
+        if any('"' in key for key in wanted):
+            raise ApiError(400, 'a metadata key cannot contain a "', param="metadata", code="invalid_value")
+        return list_object(jobs.page(wanted, after, limit), job_object)
+
+    @router.get("/jobs/{job_id}", summary="Retrieve a job")
+    def retrieve_job(job_id: str) -> dict[str, Any]:
+        return job_object(jobs.get(job_id))
+
+    @router.post("/jobs/{job_id}/cancel", summary="Cancel a job")
+    def cancel_job(job_id: str) -> dict[str, Any]:
+        """End a waiting or running job. It makes no model."""
+        return job_object(jobs.cancel(job_id))
+
+    @router.get("/jobs/{job_id}/events", summary="List a job's events")
+    def list_events(job_id: str, after: str | None = None, limit: Limit = 20) -> dict[str, Any]:
+        """List the newest events first. Events of type `metrics` describe a step."""
+        return list_object(jobs.events(job_id, after, limit), event_object)
+
+    @router.get("/algorithms", summary="List algorithms")
+    def list_algorithms() -> dict[str, Any]:
+        """List the values for `type` in a job's `method`."""
+        return {"object": "list", "data": sorted(server_algorithms())}
+
+    return router
+
+
+def _values(files: FileStore, models: ModelStore, body: JobBody) -> dict[str, Any]:
+    """Return the columns of a new job. Raises ApiError if its parts do not fit together."""
+    method = body.method.type
+    model = models.get(body.model)
+    training = _file(files, body.training_file, method, "training_file")
+    if body.validation_file is not None:
+        _file(files, body.validation_file, method, "validation_file")
+    rows, is_fine_tuned = training["rows"], model.folder is not None
+    try:
+        values = resolve_hyperparameters(
+            method, body.method.hyperparameters, rows, model.lora, fine_tuned=is_fine_tuned
+        )
+    except ValueError as error:
+        param = f"method.{method}.hyperparameters.lora_rank"
+        raise ApiError(400, str(error), param=param, code="invalid_value") from error
+    return {
+        **body.model_dump(include={"model", "training_file", "validation_file", "suffix"}),
+        "method": method,
+        "seed": secrets.randbits(31) if body.seed is None else body.seed,
+        "hyperparameters": values,
+        "metadata": body.metadata or {},
+    }
+
+
+def _file(files: FileStore, name: str, method: Method, param: str) -> Row:
+    try:
+        row = files.get(name)
+    except ApiError as error:
+        raise ApiError(400, f"there is no file {name!r}", param=param, code="invalid_value") from error
+    if row["method"] != ROW_OF[data_kind(method)]:
+        message = f"file {name} has rows for {row['method']}, but the method is {method}"
+        raise ApiError(400, message, param=param, code="invalid_training_file")
+    return row

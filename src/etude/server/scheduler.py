@@ -1,4 +1,4 @@
-"""The scheduler: takes jobs from the queue, has processes train each, and records what they report."""
+"""The scheduler takes jobs from the queue. Processes train each, and it records what they report."""
 
 from __future__ import annotations
 
@@ -10,19 +10,39 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Event
+from typing import Any
 
-from etude.backends.job_worker import ForkedProcess, News, Processes, ProcessJob, program
+from etude.algorithms.algorithm import load_algorithms
+from etude.backends.job_training import JobData, JobTraining, units_of_rows
+from etude.backends.job_worker import (
+    ForkedProcess,
+    JobFolder,
+    JobOrder,
+    News,
+    NewsListener,
+    Processes,
+    ProcessJob,
+    program,
+)
 from etude.backends.lm_client import FREE_ENGINE
 from etude.core.errors import TrainingError
+from etude.core.training_rows import ROW_OF
+from etude.learner.learner import Learner, LearnerOptions
+from etude.learner.optimiser import Schedule
+from etude.learner.team import Team
 from etude.models.source import local_path
+from etude.models.weights import digest, save_tensors
 from etude.processes.team import Places, TeamRun, local_places
 from etude.server.database import Row
 from etude.server.engines import JOBS, EnginePool
-from etude.server.files import FileStore
+from etude.server.files import FileStore, read_rows
+from etude.server.job_request import job_algorithm
 from etude.server.jobs import JobStore, job_folder, model_name
-from etude.server.models import ModelStore
+from etude.server.models import ModelStore, ServedModel, load_policy_of_job
 from etude.server.settings import ServerSettings, training_processes
-from etude.server.worker import ServerOrder
+from etude.show.logs import show_logs
+from etude.store.files import WEIGHTS_FILE, open_draft
 from etude.wire.http_server import ApiError
 
 _LOG = logging.getLogger("etude.server")
@@ -196,3 +216,67 @@ def places_for(settings: ServerSettings) -> Places:
     # Workers import custom algorithms from the server's current folder.
     code = Path.cwd() if settings.algorithms else None
     return partial(ray_places, config=cluster, on_gpus=settings.device != "cpu", code=code)
+
+
+class ServerOrder(JobOrder):
+    """The order of a server's job."""
+
+    settings: ServerSettings
+    """The server's settings, without its key and with the resolved number of training processes."""
+    method: str
+    values: dict[str, Any]
+    """The job's hyperparameters."""
+    seed: int
+    start: ServedModel
+    training_file: Path
+    validation_file: Path | None
+    made: Path
+    """The folder of the new model."""
+
+    def show_logs(self) -> None:
+        show_logs(self.settings.log_level)
+        _LOG.debug("order: %s", self.model_dump_json())
+
+    def train(self, folder: JobFolder, team: Team, stopping: Event) -> None:
+        """Train the job, and write its model.
+
+        Raises TrainingError for rows that the model cannot take, and if no weight has changed.
+        """
+        load_algorithms(self.settings.algorithms)
+        loading: dict[str, Any] = self.loading(team)
+        values, algorithm = self.values, job_algorithm(self.method, self.values)
+        settings = replace(self.settings, **loading)
+        keeps_reference = "reference" in algorithm.needs()
+        policy = load_policy_of_job(settings, self.start, values, self.seed, keeps_reference)
+        before = policy.digest()
+        options = LearnerOptions(
+            learning_rate=values["learning_rate"] * values["learning_rate_multiplier"],
+            schedule=Schedule(values["lr_schedule"], values["warmup_steps"]),
+            gradient_checkpointing=values["gradient_checkpointing"],
+        )
+
+        def read_units(file: Path | None) -> Sequence[Any]:
+            rows: Any = () if file is None else read_rows(file, ROW_OF[algorithm.kind])
+            return units_of_rows(rows, policy, algorithm)
+
+        data = JobData(
+            algorithm,
+            read_units(self.training_file),
+            read_units(self.validation_file),
+            passes=values["n_epochs"],
+            batch_size=values["batch_size"],
+            seed=self.seed,
+            key=("epoch",),
+        )
+        learner, steps = Learner(policy, options, team), settings.checkpoint_steps
+        training = JobTraining(learner, data, NewsListener(folder), folder.checkpoints, steps)
+        training.run(Event(), stopping)
+        weights = team.whole(policy.trainable())
+        if not team.leads:
+            return
+        with open_draft(self.made) as draft:
+            draft.mkdir(parents=True)
+            save_tensors(weights, draft / WEIGHTS_FILE)
+            if (made := digest(weights)) == before:
+                raise TrainingError("training changed no weight; raise learning_rate_multiplier")
+        folder.add_news(News(kind="done", digest=made, trained_tokens=data.count_trained_tokens(training)))

@@ -25,8 +25,7 @@ from etude.server.database import open_database
 from etude.server.engines import EnginePool, Inference, inference_routes
 from etude.server.files import FileStore, file_routes
 from etude.server.guard import Guard, Metrics, add_error_handlers
-from etude.server.jobs import JobStore
-from etude.server.jobs_api import job_routes
+from etude.server.jobs import JobStore, job_routes
 from etude.server.models import ModelStore, weights_routes
 from etude.server.scheduler import Scheduler
 from etude.server.settings import ServerSettings, training_processes

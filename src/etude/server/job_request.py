@@ -1,19 +1,24 @@
-"""The hyperparameters of jobs: common ones, algorithms' own ones, and the meaning of `"auto"`."""
+"""The request for a training job: its body, its hyperparameters, and the meaning of `"auto"`."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from functools import lru_cache
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, create_model, model_validator
+from pydantic import BaseModel, Field, PrivateAttr, TypeAdapter, field_validator, model_validator
 
 from etude.algorithms.algorithm import Algorithm, algorithm_type, gradient_fields, make_algorithm
 from etude.config import registry
-from etude.config.key_types import descriptions
+from etude.core.errors import alternatives
+from etude.core.keys import content_hash
 from etude.core.sample import Kind
 from etude.core.trajectory import Method
 from etude.wire.sampling import Flag
+
+_Key = Annotated[str, Field(min_length=1, max_length=64)]
+_Value = Annotated[str, Field(max_length=512)]
+_SUFFIX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 Auto: TypeAlias = Literal["auto"]
 Positive: TypeAlias = Annotated[float, Field(gt=0, le=1e6, strict=True)]
@@ -38,8 +43,8 @@ _STEPS_OF_AN_EPOCH = 8
 _RANK = 16
 
 
-class Hyperparameters(BaseModel, extra="forbid"):
-    """OpenAI's hyperparameters, followed by Etude's."""
+class Hyperparameters(BaseModel, extra="allow"):
+    """OpenAI's hyperparameters, Etude's, and as extra values the options of an algorithm."""
 
     n_epochs: Auto | Epochs | None = Field(default=None, description="Number of passes over the job's data.")
     batch_size: Auto | Count | None = Field(default=None, description="Rows per optimiser step.")
@@ -69,6 +74,25 @@ class Hyperparameters(BaseModel, extra="forbid"):
         """Return the hyperparameters with a value other than `auto`."""
         return {key: value for key, value in self.model_dump().items() if value not in (None, "auto")}
 
+    def require_options(self, algorithm: type[Algorithm]) -> None:
+        """Raise ValueError unless the extra values are gradient options of the algorithm.
+
+        If it learns from samples, `reference` is one more: the model that the job starts from, or the base.
+        """
+        given, extra = self.given_values(), self.model_extra or {}
+        options = {name: given[name] for name in extra if name in given}
+        known = gradient_fields(algorithm)
+        if algorithm.kind == "samples":
+            known.append("reference")
+            if options.pop("reference", "start") not in ("start", "base"):
+                raise ValueError("the reference model is 'start' or 'base'")
+        if wrong := next((name for name in options if name not in known), None):
+            raise ValueError(
+                f"{algorithm.type_name} has no hyperparameter '{wrong}'"
+                + alternatives(wrong, [*Hyperparameters.model_fields, *known])
+            )
+        algorithm.model_validate(options)
+
 
 def server_algorithms() -> dict[Method, type[Algorithm]]:
     """Return the algorithms that a job can name: shipped ones and those from `--algorithms`."""
@@ -78,49 +102,67 @@ def server_algorithms() -> dict[Method, type[Algorithm]]:
     return {kind.type_name: kind for kind in known if kind().job_method()[0] == kind.type_name}
 
 
-@lru_cache(maxsize=64)
-def hyperparameters_model(algorithm: type[Algorithm]) -> type[Hyperparameters]:
-    """Return the hyperparameters model of an algorithm: the common ones and its gradient options.
-
-    Each may be `"auto"`, which keeps the algorithm's own value.
-    """
-    fields: dict[str, Any] = {}
-    if algorithm.kind == "samples":
-        meaning = "The reference model: the one that the job starts from, or the server's base."
-        reference = Literal["auto", "start", "base"] | None
-        fields["reference"] = (reference, Field(default=None, description=meaning))
-    meanings, options = descriptions(algorithm), gradient_fields(algorithm)
-    for name in options:
-        option = algorithm.model_fields[name]
-        kind: Any = Annotated[option.annotation, *option.metadata]
-        fields[name] = (Auto | kind | None, Field(default=None, description=meanings.get(name)))
-
-    def fits(asked: Hyperparameters) -> Hyperparameters:
-        given = asked.given_values()
-        algorithm.model_validate({name: given[name] for name in given.keys() & {*options}})
-        return asked
-
-    checks: dict[str, Any] = {"_fits": model_validator(mode="after")(fits)}
-    return create_model(
-        f"{algorithm.__name__}Hyperparameters",
-        __base__=Hyperparameters,
-        __doc__=f"Hyperparameters of `{algorithm.type_name}`; `auto` is the algorithm's default.",
-        __validators__=checks,
-        **fields,
-    )
+class _MethodOptions(BaseModel, extra="forbid"):
+    hyperparameters: Hyperparameters = Field(default_factory=Hyperparameters)
 
 
-@lru_cache(maxsize=64)
-def method_model(algorithm: type[Algorithm]) -> type[BaseModel]:
-    """Return the model of `{"grpo": {"hyperparameters": {…}}}` for an algorithm."""
-    model, closed = hyperparameters_model(algorithm), ConfigDict(extra="forbid")
-    part: Any = create_model(
-        f"{algorithm.__name__}Options",
-        __config__=closed,
-        hyperparameters=(model, Field(default_factory=model)),
-    )
-    fields: dict[str, Any] = {algorithm.type_name: (part, ...)}
-    return create_model("Method", __config__=closed, **fields)
+class MethodBody(BaseModel, extra="allow"):
+    """`method`: its type, which is an algorithm, and the hyperparameters under the type's name."""
+
+    type: Method
+
+    @field_validator("type")
+    @classmethod
+    def _is_known(cls, name: Method) -> Method:
+        known = server_algorithms()
+        if name not in known:
+            raise ValueError(
+                f"there is no algorithm '{name}' here. Allowed: {', '.join(known)}; to add your own, "
+                "start the server with --algorithms module:Name"
+            )
+        return name
+
+    @model_validator(mode="after")
+    def _fits_its_algorithm(self) -> MethodBody:
+        given = self.model_extra or {}
+        if wrong := sorted(given.keys() - {self.type}):
+            raise ValueError(f"the method is {self.type}, but there are options for {', '.join(wrong)}")
+        asked = {name: part or {} for name, part in given.items()}
+        for options in TypeAdapter(dict[str, _MethodOptions]).validate_python(asked).values():
+            options.hyperparameters.require_options(algorithm_type(self.type))
+            self._asked = options.hyperparameters
+        return self
+
+    _asked: Hyperparameters = PrivateAttr(default_factory=Hyperparameters)
+
+    @property
+    def hyperparameters(self) -> Hyperparameters:
+        """The hyperparameters that the request gives."""
+        return self._asked
+
+
+class JobBody(BaseModel, extra="forbid"):
+    """The body of a job request: model, data and method."""
+
+    model: str = Field(min_length=1)
+    training_file: str = Field(min_length=1)
+    validation_file: str | None = None
+    method: MethodBody = Field(default_factory=lambda: MethodBody(type="supervised"))
+    suffix: str | None = Field(default=None, description="Part of the new model's name.")
+    seed: int | None = Field(default=None, ge=0, lt=2**53)
+    metadata: dict[_Key, _Value] | None = Field(default=None, max_length=16)
+    integrations: list[Literal["none"]] | None = Field(default=None, max_length=0)
+
+    @field_validator("suffix")
+    @classmethod
+    def _names_a_model(cls, suffix: str | None) -> str | None:
+        if suffix and not _SUFFIX.fullmatch(suffix):
+            raise ValueError("give 1 to 64 letters, digits, '-' and '_', and begin with a letter or a digit")
+        return suffix or None
+
+    def hash(self) -> str:
+        """Hash everything that defines the job."""
+        return content_hash(self.model_dump(mode="json", exclude_none=True))
 
 
 def job_algorithm(method: Method, values: Mapping[str, Any]) -> Algorithm:
