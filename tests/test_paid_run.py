@@ -50,7 +50,7 @@ def varied(example: etude.Example, output: str) -> float:
 TRAIN = ("train", "config.yml", "--name", "run", "-o", "storage=null")
 EVERY = 40
 """Operations from one kill to the next."""
-LOGS = ("local_jobs.jsonl", "openai_jobs.jsonl", "trajectory_builder.jsonl")
+LOGS = ("local_jobs.jsonl", "trajectory_builder.jsonl")
 """Files of single processes, of which a kill may cost a line."""
 
 

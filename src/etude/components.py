@@ -9,7 +9,7 @@ import pkgutil
 
 import etude.algorithms
 import etude.backends.local
-import etude.backends.openai_adapter
+import etude.backends.openai_jobs
 import etude.engines.local
 import etude.engines.openai_compatible
 import etude.groups.opponents

@@ -9,8 +9,7 @@ from typing import Any
 import httpx
 from pydantic import SecretStr
 
-from etude.backends.lm_client import LanguageModelClient
-from etude.backends.lm_server import LmServerAdapter, LmServerAdapterConfig
+from etude.backends.lm_server import LanguageModelClient, LmServerAdapter, LmServerAdapterConfig
 from etude.core.training_rows import ROWS
 from etude.wire.retries import RetryPolicy
 from tests.backends.openai_stand_in import BASE, FINAL, KEY, StandIn, error_response

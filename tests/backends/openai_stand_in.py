@@ -35,25 +35,21 @@ ORDER = ["validating_files", "queued", "running"]
 class StandIn:
     """Files, jobs and models. A job goes one state further each time it is asked after.
 
-    `ending` is how jobs end; files of fewer than `min_rows` fail. The first `daily_limits` creations are
-    refused because the day's jobs are used up. `page` is the longest page of a list. Any number of
-    clients may share it, as processes share the API. `faults` are taken one by one by the requests
+    `ending` is how jobs end; files of fewer than `min_rows` fail. `page` is the longest page of a list. Any
+    number of clients may share it, as processes share the API. `faults` are taken one by one by the requests
     they name: `lost` does what was asked and gives no answer, so does a function, which is called then; a
-    number is a status. `say` answers a chat completion by the model's name and the number of the
-    request.
+    number is a status. `say` answers a chat completion by the model's name and the number of the request.
     """
 
     def __init__(
         self,
         *,
         ending: str = "succeeded",
-        daily_limits: int = 0,
         page: int = 100,
         min_rows: int = 10,
         say: Callable[[str, int], str] = lambda model, number: "yes",
     ) -> None:
         self.ending = ending
-        self.daily_limits = daily_limits
         self.page = page
         self.min_rows = min_rows
         self.say = say
@@ -171,11 +167,6 @@ class StandIn:
         return {"supervised", "dpo"}
 
     def _create(self, request: httpx.Request) -> httpx.Response:
-        if self.daily_limits > 0:
-            self.daily_limits -= 1
-            return error_response(
-                429, "You have used up today's fine-tuning jobs.", "daily_rate_limit_exceeded"
-            )
         body = json.loads(request.read())
         kind = body["method"]["type"]
         if body["training_file"] not in self.files:

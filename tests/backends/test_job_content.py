@@ -11,7 +11,7 @@ import numpy
 import pytest
 from pydantic_core import PydanticSerializationError
 
-from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
+from etude.backends.openai_jobs import OpenAiAdapter, OpenAiAdapterConfig
 from etude.backends.state_folders import JobNameTakenError, StateFolders, data_hash
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection

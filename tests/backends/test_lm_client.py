@@ -5,7 +5,7 @@ import socket
 import httpx
 import pytest
 
-from etude.backends.lm_client import (
+from etude.backends.lm_server import (
     BadResponseError,
     ClientTimeoutError,
     LanguageModelClient,
@@ -21,7 +21,7 @@ SOON = RetryPolicy(first_wait=0.001)
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr("etude.backends.lm_client._POLL", 0.0)
+    monkeypatch.setattr("etude.backends.lm_server._POLL", 0.0)
 
 
 @pytest.mark.parametrize("fault", ["html", "half-json", "list", "no-utf-8", "trickle", "headers"])
@@ -109,7 +109,7 @@ async def test_what_fails_for_a_while_is_asked_again():
 
 
 async def test_a_server_that_takes_connections_and_never_answers_is_given_up_in_time(monkeypatch):
-    monkeypatch.setattr("etude.backends.lm_client._POLL", 0.01)
+    monkeypatch.setattr("etude.backends.lm_server._POLL", 0.01)
     told = []
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"

@@ -7,15 +7,16 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 
 from etude.algorithms.episodes import ScoredEpisode
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.samples import targeted_calls
-from etude.backends import lm_server
-from etude.backends.lm_client import BadResponseError, ClientTimeoutError, LanguageModelClient
+from etude.backends.lm_server import BadResponseError, ClientTimeoutError, LanguageModelClient
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection, to_sample, to_trajectory
 from etude.core.episode import Event
@@ -137,10 +138,10 @@ async def test_an_engine_that_does_not_come_back_is_an_error():
 
 
 async def test_a_server_that_is_away_is_told_before_anything_is_sampled(monkeypatch):
-    monkeypatch.setattr(lm_server, "READY_SECONDS", 0)
     server = LmStandIn()
     server.faults["GET /health"] = ["lost"] * 6
     adapter = server.adapter()
+    monkeypatch.setattr(adapter.server, "wait_for_ready", partial(adapter.server.wait_for_ready, 0))
     assert not await adapter.is_healthy() and "the connection broke" in (adapter.unhealthy_because or "")
     with pytest.raises(ClientTimeoutError):
         await adapter.initialize(FinetuneConfig())
@@ -239,8 +240,8 @@ def test_a_server_that_is_killed_while_it_trains_goes_on_and_so_does_the_run(pro
     # The job may be over before the kill; then it is the samples that have to wait for the server.
     change(project, llms__policy__max_retries=40)
     train = process("train", "config.yml", "--name", "killed", folder=project.parent)
-    log = project.parent / "runs" / "killed" / "lm_server_jobs.jsonl"
-    while train.poll() is None and not (log.exists() and "Created fine-tuning job" in log.read_text()):
+    jobs = httpx.Client(base_url=server.url, headers={"authorization": f"Bearer {KEY}"})
+    while train.poll() is None and "killed-epoch-1" not in jobs.get("/v1/fine_tuning/jobs").text:
         time.sleep(0.05)
     server.stop(signal.SIGKILL)
     server.start()

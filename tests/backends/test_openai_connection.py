@@ -8,8 +8,8 @@ import httpx
 import pytest
 
 from etude.backends import openai_api
-from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
 from etude.backends.openai_api import api_errors, connect
+from etude.backends.openai_jobs import OpenAiAdapter, OpenAiAdapterConfig
 from etude.core.errors import BackendError, RequestError
 from etude.engines.openai_config import OpenAiLlmConfig
 from etude.wire.retries import RetryPolicy

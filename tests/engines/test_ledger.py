@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
+from etude.backends.openai_jobs import OpenAiAdapter, OpenAiAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.config.load import parse_config
 from etude.core.call import ChatRequest, Completion, Sampling, Usage

@@ -15,8 +15,7 @@ pytest.importorskip("torch")
 
 from openai import BadRequestError
 
-from etude.backends.lm_client import LanguageModelClient
-from etude.backends.lm_server import LmServerAdapter, LmServerAdapterConfig
+from etude.backends.lm_server import LanguageModelClient, LmServerAdapter, LmServerAdapterConfig
 from etude.backends.openai_api import connect
 from etude.core.errors import RequestError
 from etude.engines.openai_compatible import OpenAiEngine

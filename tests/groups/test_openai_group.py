@@ -6,8 +6,8 @@ import json
 import pytest
 
 from etude.backends.capabilities import Capabilities
-from etude.backends.openai_adapter import OpenAiAdapter, OpenAiAdapterConfig
 from etude.backends.openai_api import TrainingJobNotFoundClientError
+from etude.backends.openai_jobs import OpenAiAdapter, OpenAiAdapterConfig
 from etude.core.errors import CapabilityError, EngineError, RequestError, TrainingError
 from etude.core.job import TrainingStatusEnum
 from etude.groups import (
@@ -314,7 +314,7 @@ async def test_a_job_that_ended_badly_at_openai(tmp_path, journal, plays, ending
 async def test_a_language_model_server_makes_room_for_training_where_it_is_to(
     tmp_path, journal, plays, monkeypatch, free_engine
 ):
-    monkeypatch.setattr("etude.backends.lm_client._POLL", 0.0)
+    monkeypatch.setattr("etude.backends.lm_server._POLL", 0.0)
     server = LmStandIn()
     server.faults["GET /health"] = ["lost", 503]
     adapter = server.adapter(free_engine=free_engine)

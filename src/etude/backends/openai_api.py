@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
     from etude.config.builder import Builder
 
-DAILY_LIMIT = "daily_rate_limit_exceeded"
-_USED_UP = (DAILY_LIMIT, "insufficient_quota")
+_USED_UP = ("daily_rate_limit_exceeded", "insufficient_quota")
 """Codes of 429 responses that a retry within seconds does not help."""
 _NO_KEY = "none"
 """The SDK needs a key even for servers that need none."""
@@ -208,8 +207,8 @@ def job_error(job: FineTuningJob) -> str | None:
 
 
 def latest_metrics(events: Sequence[FineTuningJobEvent]) -> dict[str, float]:
-    """Return the numbers in the latest metrics event. The events are ordered oldest first."""
-    for event in reversed(events):
+    """Return the numbers in the latest metrics event. The events are ordered newest first."""
+    for event in events:
         if isinstance(event.data, Mapping) and event.type == "metrics":
             numbers = {str(key): value for key, value in event.data.items()}
             return {key: value for key, value in numbers.items() if type(value) in (int, float)}

@@ -1,4 +1,4 @@
-"""Fine-tuning jobs through OpenAI's SDK, at OpenAI or at a server with the same API."""
+"""Fine-tuning jobs through OpenAI's SDK, and the adapter `openai` for jobs at OpenAI."""
 
 from __future__ import annotations
 
@@ -6,36 +6,42 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from pathlib import Path
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from etude.backends.capabilities import JobHyperparameters, check_method
+from pydantic import Field
+
+from etude.backends.capabilities import Capabilities, JobHyperparameters, check_method
 from etude.backends.openai_api import (
-    DAILY_LIMIT,
     STATES,
     JobsConfig,
     TrainingJobNotFoundClientError,
     api_errors,
+    connect,
     job_error,
     latest_metrics,
     retry_reason,
+    run_key,
+    trained_model,
     training_file,
 )
 from etude.backends.state_folders import JobContent
 from etude.backends.trainer_adapter import TrainerAdapter, job_status, pauses
+from etude.config.finetuning import FinetuneConfig
+from etude.config.registry import register_trainer_adapter
 from etude.core.conversion import TrajectoryCollection
-from etude.core.errors import BackendError, TrainingError
+from etude.core.errors import BackendError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash, fold
 from etude.core.trajectory import Method
-from etude.wire.retries import USUAL, count_retries, with_retries
+from etude.wire.retries import USUAL, with_retries
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
     from openai.resources.fine_tuning.jobs import AsyncJobs
-    from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
+    from openai.types.fine_tuning import FineTuningJob
 
+    from etude.config.builder import Builder
 
 T = TypeVar("T")
 
@@ -45,8 +51,6 @@ makes."""
 _DATA, _METHOD, _TRAINING, _START = "etude_data", "etude_method", "etude_training", "etude_start"
 """Metadata keys for the job's content. The API stores files and hyperparameters in its own form."""
 
-_LOGGED = {"level", "message", "type", "data", "created_at"}
-"""The fields of an event that go into the run's log."""
 _SEED_SHIFT = 32
 """Keys have 63 bits, and the API's seeds have 31."""
 _MAX_SUFFIX = 64
@@ -69,14 +73,9 @@ class OpenAiJobs(TrainerAdapter):
     adapter_config: JobsConfig
 
     def __init__(
-        self,
-        adapter_config: JobsConfig,
-        client: AsyncOpenAI,
-        model: str,
-        log: Path | None = None,
-        run_key: str | None = None,
+        self, adapter_config: JobsConfig, client: AsyncOpenAI, model: str, run_key: str | None = None
     ) -> None:
-        """`model` is the API's name of the base model. `log` is a file of the run for the jobs' events.
+        """`model` is the API's name of the base model.
 
         `run_key` separates this run's jobs from others of the same name. Use None if job names are unique at
         the API: every user of it then shares them.
@@ -84,7 +83,6 @@ class OpenAiJobs(TrainerAdapter):
         super().__init__(adapter_config)
         # The SDK's own retries would create a second job or file if only the answer was lost.
         self.client = client.with_options(max_retries=0)
-        self._retries, self._waited = 0, 0.0
         self._run_key = run_key
         self._start = ModelVersion(number=0, location=model, digest=content_hash(model))
         self._newest = 0
@@ -93,9 +91,6 @@ class OpenAiJobs(TrainerAdapter):
         """Additional metadata of each job."""
         self._made: dict[str, ModelVersion] = {}
         """The versions that jobs made, by API job id."""
-        self.job_log = log
-        self._events: dict[str, list[FineTuningJobEvent]] = {}
-        """The events of jobs, by API job id."""
 
     @property
     def _api(self) -> AsyncJobs:
@@ -130,10 +125,8 @@ class OpenAiJobs(TrainerAdapter):
                 name, _job_content(request["metadata"]), known.fine_tuned_model
             )
             return self._ref(name, known)
-        if (skipped := self.reason_to_skip(trajectories, rows := content.count(b"\n"))) is not None:
+        if (skipped := self.reason_to_skip(trajectories, content.count(b"\n"))) is not None:
             return skipped
-        ref = TrainingJobRef(run_id=name, backend=self.backend)
-        self.log_progress(ref, {"event": "submitting", "rows": rows})
         job = await self._create(name, request | {"training_file": await self._upload(name, content)})
         self._newest = max(self._newest, int(request["metadata"][_VERSION]))
         return self._ref(name, job)
@@ -147,16 +140,15 @@ class OpenAiJobs(TrainerAdapter):
         return None
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        """Return the job's status at the API, after its new events were logged."""
+        """Return the job's status at the API, with the numbers of its newest step."""
         try:
             job = await self.job(ref)
         except TrainingJobNotFoundClientError as error:
             return job_status(ref, TrainingStatusEnum.NOT_FOUND, message=str(error))
-        with contextlib.suppress(BackendError):  # The events can be fetched later.
-            await self.events(self._ref(ref.run_id, job))
-        metrics = latest_metrics(self._events[job.id])
-        if self._retries:
-            metrics |= {"api_retries": self._retries, "api_waited_seconds": round(self._waited, 3)}
+        metrics: dict[str, float] = {}
+        with contextlib.suppress(BackendError):  # They can be fetched later.
+            events = await self._call_api(lambda: self._api.list_events(job.id, limit=20))
+            metrics = latest_metrics(events.data)
         metadata = {"metrics": {**metrics, "trained_tokens": job.trained_tokens}}
         step, total = metrics.get("step"), metrics.get("total_steps")
         progress = min(100.0, 100.0 * step / total) if step is not None and total else None
@@ -238,32 +230,6 @@ class OpenAiJobs(TrainerAdapter):
                 return job
         return None
 
-    async def events(self, ref: TrainingJobRef) -> list[FineTuningJobEvent]:
-        """Return the job's events, oldest first. Append new ones to the run's log.
-
-        Raises TrainingJobNotFoundClientError, BackendError.
-        """
-        job_id = await self._job_id(ref)
-        known = self._events.setdefault(job_id, [])
-
-        async def fresh() -> list[FineTuningJobEvent]:
-            events: list[FineTuningJobEvent] = []
-            async for event in self._api.list_events(job_id, limit=100):
-                if known and event.id == known[-1].id:
-                    break
-                events.append(event)
-            return events
-
-        new = (await self._call_api(fresh))[::-1]
-        known += new
-        # An earlier process may have logged some of them.
-        logged = self.job_log.read_text("utf-8") if new and self.job_log and self.job_log.exists() else ""
-        for event in new:
-            if f'"{event.id}"' not in logged:
-                facts = event.model_dump(mode="json", include=_LOGGED)
-                self.log_progress(ref, {"event": event.id} | {key: facts[key] for key in facts if facts[key]})
-        return known
-
     async def _upload(self, name: str, content: bytes) -> str:
         """Return the id of a file with this content. Upload it unless it is there already.
 
@@ -280,13 +246,9 @@ class OpenAiJobs(TrainerAdapter):
         return await self._call_api(upload)
 
     async def _call_api(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        """Return the result of requests to the API, with counted retries. Raises BackendError."""
-        with api_errors(self.client), count_retries() as count:
-            try:
-                return await with_retries(attempt, retry_reason, self.retry_policy)
-            finally:
-                self._retries += count.retries
-                self._waited += count.waited
+        """Return the result of requests to the API, which are retried. Raises BackendError."""
+        with api_errors(self.client):
+            return await with_retries(attempt, retry_reason, self.retry_policy)
 
     def _request(
         self, name: str, content: bytes, method: Method, options: Mapping[str, Any]
@@ -309,30 +271,13 @@ class OpenAiJobs(TrainerAdapter):
         return request if seed is None else request | {"seed": seed}
 
     async def _create(self, name: str, request: dict[str, Any]) -> FineTuningJob:
-        """Create the job, unless an earlier attempt created it and lost the answer.
-
-        Each retry looks it up first. Raises TrainingError if the daily job limit is reached.
-        """
-        from openai import RateLimitError
-
-        is_first = True
+        """Create the job. Every attempt looks it up first: the last one may have lost only the answer."""
         headers = {"Idempotency-Key": name if self._run_key is None else f"{self._run_key}/{name}"}
 
         async def create() -> FineTuningJob:
-            nonlocal is_first
-            made = None if is_first else await self._find(name)
-            is_first = False
-            if made is not None:
+            if (made := await self._find(name)) is not None:
                 return made
-            try:
-                return await self._api.create(**request, suffix=_job_suffix(name), extra_headers=headers)
-            except RateLimitError as error:
-                if error.code != DAILY_LIMIT:
-                    raise
-                raise TrainingError(
-                    f"job {name}: the daily limit of fine-tuning jobs is reached. Nothing collected is lost: "
-                    "resume (`etude resume`) tomorrow, or submit the job again then."
-                ) from error
+            return await self._api.create(**request, suffix=_job_suffix(name), extra_headers=headers)
 
         return await self._call_api(create)
 
@@ -373,3 +318,67 @@ def _job_content(metadata: Mapping[str, str] | None) -> JobContent:
 def _job_suffix(name: str) -> str:
     """Return a valid model suffix for a job's name. A long name keeps its end, where names differ."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", name)[-_MAX_SUFFIX:].lstrip("-_") or "etude"
+
+
+class OpenAiAdapterConfig(JobsConfig, name="openai"):
+    """Train at OpenAI, through its fine-tuning API."""
+
+    min_rows: int = Field(default=10, ge=1)
+    """The fewest rows that a job trains on. The API refuses files with fewer."""
+
+    @property
+    def epochs(self) -> int:
+        """The number of passes over the data: for `auto`, OpenAI's choice for a few hundred rows."""
+        given = self.hyperparameters.get("n_epochs", "auto")
+        return 3 if given == "auto" else int(given)
+
+
+_FEWEST_BYTES_PER_TOKEN = 3
+"""For the upper bound of a job's tokens."""
+
+
+class OpenAiAdapter(OpenAiJobs):
+    """Jobs at OpenAI: supervised and DPO."""
+
+    adapter_config: OpenAiAdapterConfig
+
+    async def initialize(self, run_config: FinetuneConfig) -> None:
+        await super().initialize(run_config)
+        await self.check()
+
+    def capabilities(self) -> Capabilities:
+        # There is no `grpo`: OpenAI accepts no rewards of others.
+        return Capabilities(
+            methods=frozenset({"supervised", "dpo"}),
+            options=frozenset({"beta"}),
+            versions=True,
+            from_base=True,
+        )
+
+    def prepare(self, trajectories: TrajectoryCollection) -> TrajectoryCollection:
+        """Return the collection with the only option that OpenAI takes, which is DPO's `beta`."""
+        options = {name: value for name, value in trajectories.options.items() if name == "beta"}
+        return trajectories.model_copy(update={"options": options})
+
+    def reason_to_skip(self, trajectories: TrajectoryCollection, rows: int) -> Skipped | None:
+        """Return that there are too few rows, if so."""
+        least = self.adapter_config.min_rows
+        if rows >= least:
+            return None
+        return Skipped(reason=f"too little data: {rows} rows, and the API takes {least} or more")
+
+    def charged_tokens(self, trajectories: TrajectoryCollection) -> int:
+        """Return an upper bound: the bytes of the training file, with 3 bytes per token."""
+        epochs = self._hyperparameters.num_epochs or self.adapter_config.epochs
+        return epochs * len(training_file(trajectories)) // _FEWEST_BYTES_PER_TOKEN
+
+
+@register_trainer_adapter(config_type=OpenAiAdapterConfig)
+async def openai(config: OpenAiAdapterConfig, builder: Builder) -> AsyncIterator[OpenAiAdapter]:
+    """Yield the adapter of the run's target model. Raises CapabilityError if it is not OpenAI's."""
+    llm = trained_model(builder, "openai")
+    client = connect(config, llm, needs_key=True)
+    try:
+        yield OpenAiAdapter(config, client, llm.model_name, await run_key(builder))
+    finally:
+        await client.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from etude.backends.lm_client import LanguageModelClient as LanguageModelClient
+from etude.backends.lm_server import LanguageModelClient as LanguageModelClient
 from etude.backends.state_folders import JobNameTakenError as JobNameTakenError
 from etude.core.job import DryRun as DryRun
 from etude.core.job import Frozen as Frozen

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
-from etude.backends.lm_client import LanguageModelClient
-from etude.backends.lm_server import LmServerAdapter
+from etude.backends.lm_server import LanguageModelClient, LmServerAdapter
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_jobs import OpenAiJobs
 from etude.backends.state_folders import data_hash
@@ -338,12 +337,12 @@ class SharedModelGroup:
         adapter = self.jobs.adapter
         trains = self.is_trainable and not self.settings.dry_run
         if trains and isinstance(adapter, LmServerAdapter) and adapter.adapter_config.free_engine:
-            await adapter.put_engine_away()
+            await adapter.server.stop_engine()
 
     async def eval(self) -> None:
         """Make the engine sample from the current model."""
         if isinstance(self.jobs.adapter, LmServerAdapter):
-            await self.jobs.adapter.bring_engine_back()
+            await self.jobs.adapter.server.start_engine()
         await self._take_up()
         if self._state.version is not None:
             await self.jobs.sample_from(self._state.version)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.algorithms.collecting import Collecting
-from etude.backends.openai_adapter import OpenAiAdapterConfig
+from etude.backends.openai_jobs import OpenAiAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
 from etude.core.call import Usage

@@ -25,7 +25,7 @@ from etude.backends.job_worker import (
     ProcessJob,
     program,
 )
-from etude.backends.lm_client import FREE_ENGINE
+from etude.backends.lm_server import FREE_ENGINE
 from etude.core.errors import TrainingError
 from etude.core.training_rows import ROW_OF
 from etude.learner.learner import Learner, LearnerOptions
