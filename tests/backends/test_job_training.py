@@ -33,15 +33,11 @@ class Listener:
         self.starts, self.steps, self.went_backs = [], [], []
         self._on_step = on_step
 
-    def went_back(self, step, damage):
-        self.went_backs.append((step, damage))
-
-    def started(self, done):
-        self.starts.append(done)
-
-    def stepped(self, step, metrics):
-        self.steps.append((step.number, metrics))
-        self._on_step(step)
+    def tell(self, news):
+        told = {"went_back": self.went_backs, "started": self.starts, "stepped": self.steps}
+        told[news.kind].append(news)
+        if news.kind == "stepped":
+            self._on_step(news.step)
 
 
 def data(**options):
@@ -53,7 +49,7 @@ def data(**options):
 def training(folder, listener, team=None, every=1, **options):
     learner = Learner(fresh_policy(), OPTIONS, team=team)
     checkpoints = None if folder is None else StateFolders(folder, "step-", "checkpoint")
-    return learner, JobTraining(learner, data(**options), listener, checkpoints, every)
+    return learner, JobTraining(learner, data(**options), listener.tell, checkpoints, every)
 
 
 def weights(learner):
@@ -63,11 +59,11 @@ def weights(learner):
 def test_a_job_that_was_interrupted_ends_as_if_it_had_not_been(tmp_path):
     whole, uninterrupted = training(None, listener := Listener())
     metrics = uninterrupted.run(threading.Event())
-    assert [number for number, _ in listener.steps] == [1, 2, 3, 4, 5, 6]
+    assert [news.step for news in listener.steps] == [1, 2, 3, 4, 5, 6]
     assert whole.trained == 1
 
     stopping = threading.Event()
-    first = Listener(lambda step: stopping.set() if step.number == 2 else None)
+    first = Listener(lambda step: stopping.set() if step == 2 else None)
     with pytest.raises(Interrupted):
         training(tmp_path, first, every=100)[1].run(threading.Event(), stopping)
     assert [path.name for path in tmp_path.iterdir()] == ["step-2"]  # As it was asked to make way.
@@ -75,8 +71,8 @@ def test_a_job_that_was_interrupted_ends_as_if_it_had_not_been(tmp_path):
     resumed, rest = training(tmp_path, second, every=100)
     resumed_metrics = rest.run(threading.Event())
     assert {**resumed_metrics, "tokens_per_s": 0.0} == {**metrics, "tokens_per_s": 0.0}
-    assert second.starts == [2]
-    assert [number for number, _ in second.steps] == [3, 4, 5, 6]
+    assert [news.step for news in second.starts] == [2]
+    assert [news.step for news in second.steps] == [3, 4, 5, 6]
     assert weights(resumed) == weights(whole)
     assert [step["loss"] for step in rest.history] == [step["loss"] for step in uninterrupted.history]
 
@@ -88,7 +84,7 @@ def test_a_job_that_was_interrupted_ends_as_if_it_had_not_been(tmp_path):
 )
 def test_a_kill_costs_the_steps_since_the_last_whole_checkpoint_alone(tmp_path, harmed, goes_on):
     def killed(step):
-        if step.number == 5:
+        if step == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -97,13 +93,13 @@ def test_a_kill_costs_the_steps_since_the_last_whole_checkpoint_alone(tmp_path, 
     for step in harmed:
         os.truncate(tmp_path / f"step-{step}" / "optimiser.safetensors", 100)
     resumed, rest = training(tmp_path, listener := Listener(), every=2)
-    for step, damage in listener.went_backs:
-        assert step == goes_on
+    for news in listener.went_backs:
+        assert news.step == goes_on
         names = [f"step-{step}/optimiser.safetensors" for step in reversed(harmed)]
-        assert [clause.split()[0] for clause in damage] == names
+        assert [clause.split()[0] for clause in news.message.split("; ")] == names
     assert bool(listener.went_backs) == bool(harmed)
     rest.run(threading.Event())
-    assert listener.starts == [goes_on]
+    assert [news.step for news in listener.starts] == [goes_on]
     assert weights(resumed) == weights(_uninterrupted())
     assert sorted(path.name for path in tmp_path.iterdir() if "set-aside" not in path.name) == [
         "step-2",
@@ -122,7 +118,7 @@ def test_the_end_of_an_epoch_is_validated():
     held_out = [(unit,) for unit in to_batch(sequences(policy(), 2, seed=9))]
     _, job = training(None, listener := Listener(), validation=held_out)
     job.run(threading.Event())
-    assert [number for number, metrics in listener.steps if "valid_loss" in metrics] == [3, 6]
+    assert [news.step for news in listener.steps if "valid_loss" in news.metrics] == [3, 6]
 
 
 def test_a_step_without_an_advantage_is_taken_for_another_term_of_the_loss():
@@ -133,7 +129,7 @@ def test_a_step_without_an_advantage_is_taken_for_another_term_of_the_loss():
         next(iter(moved.trainable().values())).mul_(1.5)
     before = digest(moved.trainable())
     data = JobData(Grpo(beta=0.1), [(unit,) for unit in to_batch(idle)])
-    assert JobTraining(learner, data, Listener()).run(threading.Event())["grad_norm"] > 0
+    assert JobTraining(learner, data, Listener().tell).run(threading.Event())["grad_norm"] > 0
     assert digest(moved.trainable()) != before
 
 
@@ -162,7 +158,7 @@ def test_a_job_whose_optimiser_does_not_fit_into_memory_is_refused_before_its_fi
     job.run(threading.Event())
     assert len(listener.steps) == 6
     free.append(needed // 3)  # The moments are in memory now.
-    JobTraining(learner, data(), listener).run(threading.Event())
+    JobTraining(learner, data(), listener.tell).run(threading.Event())
 
 
 def list_rows(steps):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from etude.backends.job_worker import JobFolder, News
+from etude.backends.job_training import News
+from etude.backends.job_worker import JobFolder
 
 
 def test_news_are_heard_from_a_position_on_and_half_a_line_spoils_no_other(tmp_path: Path) -> None:

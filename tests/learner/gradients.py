@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from threading import Event
 from typing import Any
 
 import torch
 
-from etude.backends.job_training import JobData, JobListener, JobTraining
+from etude.backends.job_training import JobData, JobTraining, Tell
 from etude.core.call import Sampling
 from etude.core.sample import Sample, Turn
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import Objective, Unit, is_trained
-from etude.learner.optimiser import Step
 from etude.models.policy import Policy
 from tests.models.tiny_models import true_logprobs
 
@@ -45,7 +44,7 @@ def train(
     learner: Learner,
     units: Sequence[Unit],
     objective: Objective,
-    on_step: Callable[[Step, Mapping[str, float]], object] = lambda step, metrics: None,
+    tell: Tell = lambda news: None,
     canceled: Event | None = None,
     *,
     passes: int = 1,
@@ -53,14 +52,9 @@ def train(
     seed: int = 0,
 ) -> dict[str, float]:
     """Take all steps of a job; the mean of their metrics."""
-
-    class Listener(JobListener):
-        def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
-            on_step(step, metrics)
-
     rows = [(unit,) for unit in units if is_trained(unit)]
     data = JobData(objective, rows, (), passes, batch_size, seed, ("pass", learner.step))
-    return JobTraining(learner, data, Listener()).run(canceled or Event())
+    return JobTraining(learner, data, tell).run(canceled or Event())
 
 
 def gradient_by_autograd(of: Policy, loss: torch.Tensor) -> tuple[float, Gradient]:

@@ -76,7 +76,7 @@ def test_the_schedule_runs_over_all_trainings_however_many_steps_each_takes():
             learner,
             job,
             Supervised(),
-            lambda _, metrics: rates.append(metrics["learning_rate"] / 1e-3),
+            lambda news: news.metrics and rates.append(news.metrics["learning_rate"] / 1e-3),
             batch_size=3,
         )
     assert rates == pytest.approx([1, 5 / 6, 4 / 6, 1 / 2])
@@ -86,7 +86,13 @@ def test_a_job_is_clipped_from_the_weights_that_it_began_with_however_far_the_sa
     far_off = to_batch(sequences(policy(), 9, shift=0.9))
     learner = Learner(fresh_policy(), replace(OPTIONS, learning_rate=0.05, schedule=Schedule()))
     clipped = []
-    train(learner, far_off, Grpo(), lambda _, metrics: clipped.append(metrics["clip_fraction"]), passes=3)
+    train(
+        learner,
+        far_off,
+        Grpo(),
+        lambda news: news.metrics and clipped.append(news.metrics["clip_fraction"]),
+        passes=3,
+    )
     assert clipped[0] == 0 < clipped[1] <= 1
     alone = train(Learner(fresh_policy(), OPTIONS), far_off, Grpo())
     assert alone["clip_fraction"] == 0 < alone["out_of_bounds"]
@@ -127,14 +133,7 @@ def test_a_job_can_be_canceled_between_two_steps_and_within_one():
     canceled = threading.Event()
     learner = Learner(fresh_policy(), OPTIONS)
     with pytest.raises(TrainingCanceled, match="canceled after 2 of 6 steps"):
-        train(
-            learner,
-            jobs(1)[0],
-            Grpo(),
-            lambda step, _: step.number == 2 and canceled.set(),
-            canceled,
-            **STEPS,
-        )
+        train(learner, jobs(1)[0], Grpo(), lambda news: news.step == 2 and canceled.set(), canceled, **STEPS)
     assert learner.step == 2
     with pytest.raises(TrainingCanceled, match="after 0 of 1 steps"):
         train(Learner(fresh_policy(), LearnerOptions()), jobs(1)[0], Grpo(), canceled=canceled)

@@ -14,8 +14,8 @@ from typing import Any
 
 from etude.algorithms.algorithm import Algorithm
 from etude.backends.capabilities import LocalAdapterConfig
-from etude.backends.job_training import units_of_collection
-from etude.backends.job_worker import JobFolder, JobOrder, News, NewsListener, Processes, ProcessJob, program
+from etude.backends.job_training import News, units_of_collection
+from etude.backends.job_worker import JobFolder, JobOrder, Processes, ProcessJob, program
 from etude.backends.local_job import FinishedJob, Job, learner_options
 from etude.backends.state_folders import JobContent, StateFolders
 from etude.config.finetuning import FinetuneConfig
@@ -158,8 +158,8 @@ class _ClusterJob(ProcessJob):
         for each in news:
             match each.kind:
                 case "stepped":
-                    self.step, job.metrics = each.step, each.metrics
-                    job.progress = 100.0 * each.step / each.of
+                    self.step = each.step
+                    job.take(each)
                 case "went_back":
                     self.note = f"a checkpoint of the job was damaged: {each.message}; the job {each.goes_on}"
                 case "ended":
@@ -205,7 +205,7 @@ class ClusterOrder(JobOrder):
         begins_from = 0 if self.begins_from is None else self.begins_from.number
         if self.start.number > begins_from:
             learner.restore(versions.folder(self.start.number))
-        made = job.train(learner, NewsListener(folder), job.canceled, stopping, folder.checkpoints)
+        made = job.train(learner, folder.add_news, job.canceled, stopping, folder.checkpoints)
         if team.leads:
             versions.write(made.number, made.facts, made.state)
             folder.add_news(News(kind="done", message=learner.note or ""))

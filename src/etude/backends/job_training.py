@@ -1,14 +1,16 @@
-"""A training job, step by step, in one process or several: its data, checkpoints and memory."""
+"""A training job, step by step, in one process or several: its data, news, checkpoints and memory."""
 
 from __future__ import annotations
 
+import math
 import platform
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from threading import Event
-from typing import TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
+from pydantic import BaseModel
 from torch import OutOfMemoryError
 
 from etude.algorithms.algorithm import Algorithm, read_groups
@@ -69,17 +71,39 @@ class Interrupted(Exception):
     """The job was asked to stop, and resumes from its checkpoint later."""
 
 
-class JobListener:
-    """The interface for a job's progress. Only the leader of a team calls it. By default it does nothing."""
+class News(BaseModel, frozen=True):
+    """A report about a job. `ended` is about its processes, which ended early; `done` and `failed` end it.
 
-    def went_back(self, step: int, damage: Sequence[str]) -> None:
-        """The job resumes after `step`, or starts anew if 0, because of `damage` to later checkpoints."""
+    `went_back` says that the job goes on after an earlier `step`, because later checkpoints are damaged.
+    """
 
-    def started(self, done: int) -> None:
-        """The job starts, or resumes after `done` steps."""
+    kind: Literal["started", "stepped", "went_back", "ended", "done", "failed"]
+    step: int = 0
+    """The step that was taken, or after which the job starts or goes on."""
+    of: int = 0
+    epoch: int = 0
+    metrics: dict[str, float] = {}
+    message: str = ""
+    """The damage, the cause of an end or failure, or a note for the user."""
+    code: str = ""
+    """The kind of failure."""
+    digest: str = ""
+    """Hash of the new weights."""
+    trained_tokens: int = 0
 
-    def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
-        """A step was taken. At the end of an epoch, `metrics` has `valid_loss` if it is measured."""
+    @property
+    def is_end(self) -> bool:
+        """Whether the job has ended."""
+        return self.kind in ("done", "failed")
+
+    @property
+    def goes_on(self) -> str:
+        """Where the job goes on, in words."""
+        return f"continues from step {self.step}" if self.step else "begins anew"
+
+
+Tell: TypeAlias = Callable[[News], None]
+"""Takes the news of a job. Only the leader of a team calls it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,14 +152,14 @@ class JobData:
 class JobTraining:
     """One job's training, step by step. It can stop and resume after each step.
 
-    Every process of the learner's team has one. Only the leader writes and calls the listener.
+    Every process of the learner's team has one. Only the leader writes and tells.
     """
 
     def __init__(
         self,
         learner: Learner,
         data: JobData,
-        listener: JobListener,
+        tell: Tell,
         checkpoints: StateFolders | None = None,
         checkpoint_steps: int = 1,
     ) -> None:
@@ -148,7 +172,7 @@ class JobTraining:
         self._learner = learner
         self._team = learner.team
         self._data = data
-        self._listener = listener
+        self._tell = tell
         self._checkpoints = checkpoints
         self._checkpoint_steps = checkpoint_steps
         self.steps = data.plan()
@@ -166,7 +190,7 @@ class JobTraining:
             checkpoints.delete_drafts()
             if damage:
                 checkpoints.prune([number for number in checkpoints.numbers() if number <= newest])
-                listener.went_back(newest, damage)
+                tell(News(kind="went_back", step=newest, message="; ".join(damage)))
         if newest:
             self.history = checkpoints.load(newest, learner)["metrics"]
 
@@ -182,16 +206,22 @@ class JobTraining:
         """
         require_room(self._learner)
         if self._team.leads:
-            self._listener.started(len(self.history))
+            self._tell(News(kind="started", step=len(self.history)))
         for step in self.steps[len(self.history) :]:
             metrics = self._take(step, canceled)
             self.history.append(metrics)
             if self._team.leads:
-                self._listener.stepped(step, metrics)
+                finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+                facts = {"step": step.number, "of": step.of, "epoch": step.epoch, "metrics": finite}
+                self._tell(News(kind="stepped", **facts))
             interrupted = self._team.any(stopping is not None and stopping.is_set())
             is_due = step.number % self._checkpoint_steps == 0 and step.number < step.of
-            if interrupted or is_due:
-                self._checkpoint(step)
+            if self._checkpoints is not None and (interrupted or is_due):
+                state = self._learner.snapshot()
+                if self._team.leads:
+                    self._checkpoints.write(step.number, {"metrics": self.history}, state)
+                    # The previous checkpoint stays too, to resume from if this one is damaged.
+                    self._checkpoints.prune(self._checkpoints.numbers()[-2:])
             if interrupted:
                 raise Interrupted
         self._learner.end_training()
@@ -207,16 +237,6 @@ class JobTraining:
             return metrics | self._data.measure(step, self._learner)
         except TrainingCanceled as error:
             raise TrainingCanceled(f"canceled after {step.number - 1} of {step.of} steps") from error
-
-    def _checkpoint(self, step: Step) -> None:
-        if self._checkpoints is None:
-            return
-        learner, team = self._learner, self._team
-        state = learner.snapshot()
-        if team.leads:
-            self._checkpoints.write(step.number, {"metrics": self.history}, state)
-            # The previous checkpoint stays too, to resume from if this one is damaged.
-            self._checkpoints.prune(self._checkpoints.numbers()[-2:])
 
 
 def units_of_collection(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import multiprocessing
 import os
 import pkgutil
@@ -16,23 +15,22 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from itertools import takewhile
 from multiprocessing.context import ForkServerProcess, SpawnProcess
 from pathlib import Path
 from threading import Event
-from typing import Literal, Protocol
+from typing import Protocol
 
 from pydantic import BaseModel
 
-from etude.backends.job_training import Interrupted, JobListener, TooLittleMemory, training_error
+from etude.backends.job_training import Interrupted, News, TooLittleMemory, training_error
 from etude.backends.state_folders import StateFolders
 from etude.core.errors import EtudeError, TrainingError, error_words
 from etude.core.process import set_up_process
 from etude.engines.programs import exit_words, last_lines
 from etude.learner.learner import TrainingCanceled
-from etude.learner.optimiser import Step
 from etude.learner.team import PeerLost, Team, join_team
 from etude.models.device import choose_device, choose_dtype, dtype_name
 from etude.processes.team import MemberProgram, TeamMember
@@ -58,34 +56,6 @@ _SLOW_IMPORTS = (
 )
 
 
-class News(BaseModel, frozen=True):
-    """A report about a job. `ended` is about its processes, which ended early; `done` and `failed` end it."""
-
-    kind: Literal["started", "stepped", "went_back", "ended", "done", "failed"]
-    step: int = 0
-    """The step that was taken, or after which the job starts or goes on."""
-    of: int = 0
-    epoch: int = 0
-    metrics: dict[str, float] = {}
-    message: str = ""
-    """The damage, the cause of an end or failure, or a note for the user."""
-    code: str = ""
-    """The kind of failure."""
-    digest: str = ""
-    """Hash of the new weights."""
-    trained_tokens: int = 0
-
-    @property
-    def is_end(self) -> bool:
-        """Whether the job has ended."""
-        return self.kind in ("done", "failed")
-
-    @property
-    def goes_on(self) -> str:
-        """Where the job goes on, in words."""
-        return f"continues from step {self.step}" if self.step else "begins anew"
-
-
 class JobFolder:
     """A job's folder: its order, the news of its processes, their locks and log, and checkpoints."""
 
@@ -109,6 +79,8 @@ class JobFolder:
 
     def add_news(self, news: News) -> None:
         """Add a report. Raises StoreError."""
+        if news.kind == "started":
+            _LOG.info("begins after %d steps", news.step)
         append_json_line(self.news, news.model_dump(exclude_defaults=True))
 
     def read_news(self, position: int) -> Iterator[tuple[News, int]]:
@@ -151,25 +123,6 @@ class JobOrder(BaseModel, ABC, frozen=True):
             return {"device": device, "dtype": self.dtype}
         # The whole model need not fit on a device that will hold only a part of it.
         return {"device": "cpu", "dtype": dtype_name(choose_dtype(self.dtype, chosen, 0))}
-
-
-class NewsListener(JobListener):
-    """A listener that tells a job's progress in the job's folder."""
-
-    def __init__(self, folder: JobFolder) -> None:
-        self._folder = folder
-
-    def went_back(self, step: int, damage: Sequence[str]) -> None:
-        self._folder.add_news(News(kind="went_back", step=step, message="; ".join(damage)))
-
-    def started(self, done: int) -> None:
-        _LOG.info("begins after %d steps", done)
-        self._folder.add_news(News(kind="started", step=done))
-
-    def stepped(self, step: Step, metrics: Mapping[str, float]) -> None:
-        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
-        facts = {"step": step.number, "of": step.of, "epoch": step.epoch, "metrics": finite}
-        self._folder.add_news(News(kind="stepped", **facts))
 
 
 def program(order: type[JobOrder], folder: JobFolder, shared: Path) -> MemberProgram:

@@ -15,7 +15,8 @@ from fastapi import APIRouter, Header, Query, Request
 from sqlalchemy.exc import IntegrityError
 
 from etude.algorithms.algorithm import data_kind
-from etude.backends.job_worker import JobFolder, News
+from etude.backends.job_training import News
+from etude.backends.job_worker import JobFolder
 from etude.core.training_rows import ROW_OF
 from etude.core.trajectory import Method
 from etude.server.database import EVENTS, JOBS, MODELS, Page, Row, fetch_page, fetch_row, list_object, new_id

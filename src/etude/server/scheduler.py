@@ -14,17 +14,8 @@ from threading import Event
 from typing import Any
 
 from etude.algorithms.algorithm import load_algorithms
-from etude.backends.job_training import JobData, JobTraining, units_of_rows
-from etude.backends.job_worker import (
-    ForkedProcess,
-    JobFolder,
-    JobOrder,
-    News,
-    NewsListener,
-    Processes,
-    ProcessJob,
-    program,
-)
+from etude.backends.job_training import JobData, JobTraining, News, units_of_rows
+from etude.backends.job_worker import ForkedProcess, JobFolder, JobOrder, Processes, ProcessJob, program
 from etude.backends.lm_server import FREE_ENGINE
 from etude.core.errors import TrainingError
 from etude.core.training_rows import ROW_OF
@@ -269,7 +260,7 @@ class ServerOrder(JobOrder):
             key=("epoch",),
         )
         learner, steps = Learner(policy, options, team), settings.checkpoint_steps
-        training = JobTraining(learner, data, NewsListener(folder), folder.checkpoints, steps)
+        training = JobTraining(learner, data, folder.add_news, folder.checkpoints, steps)
         training.run(Event(), stopping)
         weights = team.whole(policy.trainable())
         if not team.leads:
