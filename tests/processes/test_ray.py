@@ -109,14 +109,8 @@ async def test_a_node_that_is_lost_costs_nothing_but_time(
 
 
 @pytest.mark.slow
-async def test_what_would_be_placed_where_is_said_before(config_file: Path, cluster: Any):
-    def found(*changes: str) -> Any:
-        address = f"cluster.address={cluster.address}"
-        return check_config(load_config(config_file, ["cluster._type=ray", address, *changes]))
-
-    fine = next(each for each in (await found()).findings.items if each.what == "cluster")
-    assert (fine.status, fine.detail.startswith("2 runners on ")) == ("ok", True)
-    lacking = await found("cluster.resources={'accelerator': 1}")
-    problem = next(each for each in lacking.findings.items if each.what == "cluster")
-    assert problem.status == "error"
-    assert "room for 0 of 2 runners with {CPU: 1, accelerator: 1}" in problem.detail
+async def test_a_check_says_what_the_cluster_has(config_file: Path, cluster: Any):
+    config = load_config(config_file, ["cluster._type=ray", f"cluster.address={cluster.address}"])
+    report = await check_config(config)
+    fine = next(each for each in report.findings.items if each.what == "cluster")
+    assert (fine.status, "nodes of Ray with" in fine.detail) == ("ok", True)

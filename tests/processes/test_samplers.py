@@ -131,7 +131,7 @@ async def test_one_whose_node_is_killed_comes_back_elsewhere_with_its_weights(tw
 @pytest.mark.asyncio(loop_scope="module")
 async def test_what_cannot_be_placed_or_found_is_said(two, tmp_path):
     crowded = placed(tmp_path / "crowded", cpus=64.0, start_seconds=1.0)
-    with pytest.raises(EngineError, match=r"no room for a process of \{CPU: 64\} within 1 s"):
+    with pytest.raises(EngineError, match=r"no room for a process of 64 CPUs and 0 GPUs within 1 s"):
         await crowded.start("some/model")
     broken = placed(tmp_path / "broken", cpus=0.0)
     broken.options = replace(broken.options, arguments=("--fail",))

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from etude.core.errors import RequestError, StoreError
-from etude.engines.programs import NoRoom
-from etude.processes.ray_cluster import RayConfig, find_room, ray_places, require_ray
+from etude.processes.ray_cluster import RayConfig, gpus_each, ray_places, require_ray
 from etude.processes.team import TeamMember
 from etude.store.run_folder import RunLock
 from tests.learner.test_team import launched
@@ -65,20 +64,11 @@ def test_a_folder_that_is_not_shared_is_told(tmp_path: Path, problem: str | None
         member.require_shared()
 
 
-def test_processes_have_room_or_not():
-    assert find_room("runners", 3, {"CPU": 1.0}, [{"CPU": 2}, {"CPU": 2}, {"CPU": 4}]).startswith(
-        "3 runners on 2 of 3 nodes"
-    )
-    with pytest.raises(NoRoom, match="room for 0 of 1 runners"):
-        find_room("runners", 1, {"CPU": 1.0}, [{"CPU": 0.5}, {"CPU": 0.5}])
-
-
 @pytest.mark.parametrize(
-    ("gpus", "config", "on_gpus", "each"),
-    [(4, {}, True, 1), (4, {}, False, 0), (0, {}, True, 0), (4, {"learner_gpus": 0.5}, True, 0.5)],
+    ("gpus", "asked", "on_gpus", "each"),
+    [(4, None, True, 1), (4, None, False, 0), (0, None, True, 0), (4, 0.5, True, 0.5)],
 )
-def test_a_learner_has_a_gpu_where_there_are_any(
-    gpus: float, config: dict[str, float], on_gpus: bool, each: float
+def test_a_process_has_a_gpu_where_there_are_any(
+    gpus: float, asked: float | None, on_gpus: bool, each: float
 ):
-    room = RayConfig(learners=2, **config).learner_room({"CPU": 8, "GPU": gpus}, on_gpus=on_gpus)
-    assert room.get("GPU", 0) == each
+    assert gpus_each(asked, {"CPU": 8, "GPU": gpus}, on_gpus=on_gpus) == each

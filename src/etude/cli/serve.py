@@ -51,21 +51,15 @@ serve.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def _say_placements(settings: ServerSettings) -> None:
-    """Print whether there is room for the job processes now. Raises RequestError without a cluster."""
+    """Print what the cluster has. Raises RequestError if there is none."""
     from concurrent.futures import ThreadPoolExecutor
-
-    from etude.engines.programs import NoRoom
 
     if (cluster := settings.cluster) is None:
         return
-    code, on_gpus = (Path.cwd() if settings.algorithms else None), settings.device != "cpu"
     # In the main thread, Ray would take over SIGTERM.
     with ThreadPoolExecutor(1) as thread:
-        checking = thread.submit(cluster.check, code, on_gpus=on_gpus)
-        try:
-            warn(f"✓ cluster: {checking.result()}")
-        except NoRoom as error:  # Jobs wait for it.
-            warn(f"! cluster: {error}")
+        has = thread.submit(cluster.check, Path.cwd() if settings.algorithms else None)
+        warn(f"✓ cluster: {has.result()}")
 
 
 def _require_extras() -> None:

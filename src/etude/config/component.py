@@ -174,12 +174,8 @@ class ClusterConfig(ComponentConfig):
     learners: int | None = Field(default=None, ge=1)
     """Processes that train a job of the adapter `local` together; by default the run's own process trains."""
 
-    def check(self, folder: Path | None, *, on_gpus: bool = True) -> str:
-        """Return where the processes have room, for `etude check`.
-
-        `folder` has the user's modules. With `on_gpus`, learners use GPUs if there are any. Raises EtudeError
-        if there is too little room, or if it is unknown.
-        """
+    def check(self, folder: Path | None) -> str:
+        """Return what the cluster has. `folder` has the user's modules. Raises EtudeError."""
         return f"{self.runners} runners, {self.learners or 0} learners"
 
 

@@ -141,7 +141,7 @@ async def check_config(config: Config, *, play: int = 0) -> CheckReport:
 
 
 def _check_cluster(config: Config, findings: Findings) -> None:
-    """Check that the agent can be built in other processes, and where they and learners would be placed."""
+    """Check that the agent can be built in other processes, and that the cluster is there."""
     cluster, general = config.cluster, config.eval.general
     on_cluster = cluster is not None and cluster.runners > 0
     if on_cluster or general.isolation == "process":
@@ -157,10 +157,7 @@ def _check_cluster(config: Config, findings: Findings) -> None:
         require_used(cluster, config)
         file = config.finetuning.run_configuration.config_file
         folder = (file.parent if file is not None else Path()).absolute()
-        devices = [llm.device for llm in config.llms.values() if isinstance(llm, LocalLlmConfig)]
-        on_gpus = any(device != "cpu" for device in devices)
-        room = cluster.check(folder, on_gpus=on_gpus)
-        findings.ok("cluster", f"{room}; {general.max_concurrency} episodes at a time")
+        findings.ok("cluster", f"{cluster.check(folder)}; {general.max_concurrency} episodes at a time")
 
 
 async def _check_workflow(builder: Builder, findings: Findings) -> None:

@@ -19,7 +19,7 @@ from etude.config.component import ClusterConfig
 from etude.config.registry import register_cluster
 from etude.config.schema import Config
 from etude.core.errors import EngineError, RequestError, first_line, require_extra
-from etude.engines.programs import Launcher, NoRoom
+from etude.engines.programs import Launcher
 from etude.processes.pool import Cluster
 from etude.processes.ray_nodes import ROOM_SECONDS, RayLauncher
 
@@ -42,49 +42,20 @@ class RayConfig(ClusterConfig, name="ray"):
     """Set the CPUs that Ray reserves for each runner."""
     num_gpus: float = Field(default=0.0, ge=0)
     """Set the GPUs for each runner."""
-    resources: dict[str, float] = Field(default_factory=dict)
-    """Set other resources for each runner, by the names that the nodes have for them."""
-    learner_gpus: float | None = Field(default=None, ge=0)
-    """Set the GPUs for each learner, besides one CPU. Left out: 1 if the cluster has any, unless the model's
-    device is `cpu`."""
 
-    def learner_room(self, cluster: Mapping[str, float], *, on_gpus: bool) -> dict[str, float]:
-        """Return the resources for each learner, on a cluster with these total resources."""
-        gpus = gpus_each(self.learner_gpus, cluster, on_gpus=on_gpus)
-        return {"CPU": 1.0} | ({"GPU": gpus} if gpus else {})
-
-    def check(self, folder: Path | None, *, on_gpus: bool = True) -> str:
-        """Return which of the current nodes have room for runners and learners. Raises NoRoom if not all."""
+    def check(self, folder: Path | None) -> str:
+        """Return how many nodes and what resources the cluster has. Raises RequestError if there is none."""
         with connect_ray(self.address, folder):
             import ray
 
-            nodes = [dict(node["Resources"]) for node in ray.nodes() if node["Alive"]]
-            learner_room = self.learner_room(ray.cluster_resources(), on_gpus=on_gpus)
-        asked = {"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources}
-        runner_room = {name: amount for name, amount in asked.items() if amount}
-        groups = [("runners", self.runners, runner_room), ("learners", self.learners or 0, learner_room)]
-        return "; ".join(find_room(*group, nodes) for group in groups if group[1])
+            has = ray.cluster_resources()
+            nodes = sum(node["Alive"] for node in ray.nodes())
+        return f"{nodes} nodes of Ray with {has.get('CPU', 0):g} CPUs and {has.get('GPU', 0):g} GPUs"
 
 
 def gpus_each(asked: float | None, cluster: Mapping[str, float], *, on_gpus: bool) -> float:
     """Return the requested GPUs per process, by default 1 if the cluster has any and they may be used."""
     return asked if asked is not None else float(on_gpus and bool(cluster.get("GPU")))
-
-
-def find_room(what: str, count: int, room: Mapping[str, float], nodes: Sequence[dict[str, float]]) -> str:
-    """Subtract the room of processes from the nodes'. Raises NoRoom if there is too little."""
-    found, used = 0, 0
-    for left in nodes:
-        before = found
-        while found < count and all(left.get(name, 0) >= amount for name, amount in room.items()):
-            left.update({name: left[name] - amount for name, amount in room.items()})
-            found += 1
-        used += found > before
-    each = ", ".join(f"{name}: {amount:g}" for name, amount in room.items())
-    if found < count:
-        there = f"room for {found} of {count} {what} with {{{each}}} on {len(nodes)} nodes"
-        raise NoRoom(f"{there}; ask for fewer, or add nodes: ray start --address=…")
-    return f"{count} {what} on {used} of {len(nodes)} nodes of Ray"
 
 
 def require_ray(address: str) -> None:
@@ -187,7 +158,8 @@ async def ray_places(
     from ray.util.placement_group import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-    room = config.learner_room(ray.cluster_resources(), on_gpus=on_gpus)
+    gpus = gpus_each(None, ray.cluster_resources(), on_gpus=on_gpus)
+    room = {"CPU": 1.0} | ({"GPU": gpus} if gpus else {})
     group = placement_group([room] * count, strategy="PACK")
     try:
         if not await _ready(group):
@@ -198,9 +170,8 @@ async def ray_places(
                 f"the cluster had no room for {count} processes of {words} within {ROOM_SECONDS:g} s: it has "
                 f"{len(alive)} nodes ({rooms}); add nodes, or ask for fewer"
             )
-        gpus = room.get("GPU", 0)
         yield [
-            RayLauncher(room["CPU"], gpus, strategy=PlacementGroupSchedulingStrategy(group, index))
+            RayLauncher(1.0, gpus, strategy=PlacementGroupSchedulingStrategy(group, index))
             for index in range(count)
         ]
     finally:
@@ -229,7 +200,7 @@ async def ray_cluster(config: RayConfig, builder: Builder) -> AsyncIterator[Clus
     # In a thread: in the main thread, Ray would take over SIGTERM.
     dashboard = await asyncio.to_thread(connection.__enter__)
     try:
-        runners = RayLauncher(config.num_cpus, config.num_gpus, config.resources) if config.runners else None
+        runners = RayLauncher(config.num_cpus, config.num_gpus) if config.runners else None
         yield Cluster(runners, dashboard, partial(ray_places, config=config) if config.learners else None)
     finally:
         await asyncio.to_thread(connection.__exit__, None, None, None)

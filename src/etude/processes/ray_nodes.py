@@ -182,13 +182,7 @@ class RayLauncher(Launcher):
     """Places programs on the nodes of the cluster that this process is connected with."""
 
     def __init__(
-        self,
-        cpus: float,
-        gpus: float,
-        resources: Mapping[str, float] | None = None,
-        *,
-        seconds: float = ROOM_SECONDS,
-        strategy: object = "SPREAD",
+        self, cpus: float, gpus: float, *, seconds: float = ROOM_SECONDS, strategy: object = "SPREAD"
     ) -> None:
         """Set what Ray reserves for each program, how many `seconds` it may wait for room, and Ray's strategy
         to choose a node."""
@@ -196,10 +190,9 @@ class RayLauncher(Launcher):
 
         self.address = str(ray.util.get_node_ip_address())
         self._seconds = seconds
-        room = {"num_cpus": cpus, "num_gpus": gpus, "resources": dict(resources or {}) or None}
+        room = {"num_cpus": cpus, "num_gpus": gpus}
         self._options = {**room, "scheduling_strategy": strategy, "max_restarts": 0}
-        named = {"CPU": cpus, "GPU": gpus, **(resources or {})}
-        self._room = ", ".join(f"{name}: {amount:g}" for name, amount in named.items() if amount)
+        self._room = f"{cpus:g} CPUs and {gpus:g} GPUs"
 
     async def launch(self, program: Program, log: Path) -> RayChild:
         """Start a program on a node, once there is room. Raises NoRoom, EngineError."""
@@ -226,7 +219,7 @@ class RayLauncher(Launcher):
                         ) from error
         except TimeoutError as error:
             raise NoRoom(
-                f"Ray had no room for a process of {{{self._room}}} within {self._seconds:g} s{lost}; ask "
+                f"Ray had no room for a process of {self._room} within {self._seconds:g} s{lost}; ask "
                 "for fewer, or add nodes: ray start --address=…"
             ) from error
 
