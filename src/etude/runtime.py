@@ -20,7 +20,7 @@ from etude.engines.ledger import Ledger, within_budget
 from etude.engines.local import LocalLlmConfig
 from etude.engines.meter import MeteredEngine
 from etude.models.source import keep_base
-from etude.processes.counts import RunCounts
+from etude.processes.counts import ProgressSums
 from etude.processes.pool import Cluster, open_runner
 from etude.processes.shipping import build_collector, build_evaluators, target_model
 from etude.processes.status import Parts, Watchdog, publish_status
@@ -77,7 +77,7 @@ async def open_runtime(
     `engines` replace entries of `llms` with the same names, and are not closed. The run is backed up while it
     is open, and once more at the end. Raises RequestError or DatasetError for parts that cannot be built.
     """
-    progress = counts = RunCounts(progress or Progress())
+    progress = counts = ProgressSums(display=progress)
     async with AsyncExitStack() as exits:
         # Opened first and closed last, so that the final backup has everything the other parts write.
         await exits.enter_async_context(back_up(config.storage, run, progress))

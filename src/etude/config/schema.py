@@ -104,8 +104,8 @@ class StallConfig(BaseModel, extra="forbid", frozen=True):
     """When a run without progress ends."""
 
     say_after: ClassVar[float] = 120.0
-    """Seconds without progress after which the run says what it waits for, and writes the stacks of its
-    threads and tasks. It repeats this each time that the seconds have doubled."""
+    """Seconds without progress after which the run says what it waits for. It repeats this each time that
+    the seconds have doubled."""
     end_after: Annotated[float | None, CHANGEABLE] = Field(default=3600.0, gt=0)
     """Seconds without progress after which the run ends, to be resumed; at least twice an episode's
     `timeout`. Null for never. Training jobs are limited by the trainer's `job_timeout` instead."""

@@ -16,7 +16,9 @@ from etude.store.status import Totals
 class ProgressSums(Progress):
     """The sums of a run's events so far. Displays are subclasses that show them."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, display: Progress | None = None) -> None:
+        """Pass each event on to `display`."""
+        self.display = display
         self.clock = clock
         self.started = clock()
         self.run_id = ""
@@ -91,14 +93,6 @@ class ProgressSums(Progress):
     def reward_so_far(self) -> float | None:
         """The average of the phase's scores, or else of the last epoch's episodes."""
         return sum(self.scores) / len(self.scores) if self.scores else self._last_reward
-
-
-class RunCounts(ProgressSums):
-    """The counts of an open run. Each event is passed on to the display."""
-
-    def __init__(self, display: Progress) -> None:
-        super().__init__()
-        self.display = display
 
 
 def shown_spending(figures: Mapping[str, Any]) -> str:

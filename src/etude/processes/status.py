@@ -6,26 +6,20 @@ If a run makes no progress, the watchdog says what the run waits for, and at las
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import faulthandler
 import os
 import socket
 import time
-import traceback
-from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
-from typing import Any, TextIO
 
 from etude.config.schema import StallConfig
 from etude.core.errors import StalledError, StoreError
 from etude.core.interfaces import Engine
 from etude.core.secrets import masked
 from etude.core.stats import shown_seconds
-from etude.processes.counts import RunCounts
+from etude.processes.counts import ProgressSums
 from etude.processes.pool import Cluster, RunnerPool
 from etude.rollout.collector import Collector
 from etude.store.files import open_draft
@@ -44,7 +38,7 @@ class Parts:
     """The parts of a run that its status is made from."""
 
     run: RunFolder
-    counts: RunCounts
+    counts: ProgressSums
     collector: Collector
     pool: RunnerPool | None
     """The runners; None if the head plays the episodes itself."""
@@ -156,7 +150,7 @@ def _models(parts: Parts) -> list[ModelStatus]:
 
 
 def _waits(
-    counts: RunCounts,
+    counts: ProgressSums,
     begun: Mapping[str, float],
     runners: list[RunnerStatus],
     learners: list[Team],
@@ -197,9 +191,6 @@ def _number(count: int, one: str, many: str | None = None) -> str:
     return f"{count} {one if count == 1 else many or f'{one}s'}"
 
 
-STACKS = "stalls.txt"
-"""In the run folder: the stacks of tasks and threads each time that the run stalled."""
-
 _LOOKS = 20
 """The number of looks during `say_after`."""
 _LEAST_EPISODES = 2.0
@@ -212,7 +203,6 @@ class Watchdog:
     def __init__(self, parts: Parts, config: StallConfig) -> None:
         self._parts = parts
         self._config = config
-        self._stacks = parts.run.path / STACKS
         self._since = time.time()
         self._jobs = 0
         self._pulse: object = None
@@ -253,28 +243,21 @@ class Watchdog:
 
     async def _look(self, limit: asyncio.Timeout) -> None:
         """Look periodically, and expire `limit` to end the run."""
-        pause, after = self._config.say_after / _LOOKS, self._config.say_after
-        with self._stacks.open("a", encoding="utf-8") as file:
-            try:
-                while True:
-                    faulthandler.dump_traceback_later(after, file=file)
-                    asleep = time.monotonic()
-                    await asyncio.sleep(pause)
-                    # Waiting does not count while the process was stopped or its event loop blocked.
-                    late = time.monotonic() - asleep - pause
-                    self._moved += late
-                    if late >= after:
-                        blocked = f"the event loop has been blocked for {shown_seconds(late)}"
-                        self._warn(f"{blocked}: code that runs on it is waiting or computing.")
-                    if self._should_end(file):
-                        limit.reschedule(asyncio.get_running_loop().time())
-                        return
-            finally:
-                faulthandler.cancel_dump_traceback_later()
-                if not self._stacks.stat().st_size:
-                    self._stacks.unlink()
+        pause = self._config.say_after / _LOOKS
+        while True:
+            asleep = time.monotonic()
+            await asyncio.sleep(pause)
+            # Waiting does not count while the process was stopped or its event loop blocked.
+            late = time.monotonic() - asleep - pause
+            self._moved += late
+            if late >= self._config.say_after:
+                blocked = f"the event loop was blocked for {shown_seconds(late)}"
+                self._warn(f"{blocked}: code that runs on it waited or computed.")
+            if self._should_end():
+                limit.reschedule(asyncio.get_running_loop().time())
+                return
 
-    def _should_end(self, file: TextIO) -> bool:
+    def _should_end(self) -> bool:
         """Warn if nothing has progressed for long. Return whether to end the run."""
         status = snapshot(self._parts, self._since)
         # It changes whenever the run makes progress.
@@ -301,33 +284,14 @@ class Watchdog:
             waits = [f"{wait.what} ({shown_seconds(wait.seconds)})" for wait in status.waits]
             listed = "; ".join(waits) or status.phase
             self._diagnosis = f"nothing has moved for {shown_seconds(silent)}; the run waits for {listed}."
-            file.write(f"{self._diagnosis}\n{task_stacks()}\n")
-            file.flush()
-            faulthandler.dump_traceback(file)
             self._warn(self._diagnosis + " The run ends." * is_over)
         return is_over
 
     def _warn(self, text: str) -> None:
-        self._parts.counts.message(f"{text} Stacks: {self._stacks}", warning=True)
+        self._parts.counts.message(f"{text} To see where: py-spy dump --pid {os.getpid()}", warning=True)
 
     def _note_progress(self) -> None:
         if self._said:
             silent = shown_seconds(time.monotonic() - self._moved)
             self._parts.counts.message(f"the run moves again after {silent}")
         self._moved, self._said = time.monotonic(), 0
-
-
-def task_stacks() -> str:
-    """Return where the tasks of this event loop wait, with counts. `faulthandler` knows only threads."""
-    stacks = Counter(_stack(task) for task in asyncio.all_tasks() if task is not asyncio.current_task())
-    return "\n".join(f"{count} of these tasks:\n{stack}" for stack, count in stacks.most_common())
-
-
-def _stack(task: asyncio.Task[Any]) -> str:
-    frames: list[tuple[FrameType, int]] = []
-    awaited: Any = task.get_coro()
-    with contextlib.suppress(AttributeError):  # The innermost awaitable is not a coroutine.
-        while awaited.cr_frame is not None:
-            frames.append((awaited.cr_frame, awaited.cr_frame.f_lineno))
-            awaited = awaited.cr_await
-    return "".join(traceback.StackSummary.extract(iter(frames)).format())
