@@ -10,7 +10,6 @@ import pytest
 from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 
 from tests.server.data import ASK, YES, create, dpo, grpo, messages, supervised, upload, wait
-from tests.server.process import ServerProcess
 from tests.support import one_quick
 
 
@@ -185,17 +184,3 @@ def test_a_fine_tuned_model_can_be_deleted(client: openai.OpenAI) -> None:
         client.chat.completions.create(model=name, messages=[ASK])
     with pytest.raises(openai.BadRequestError, match="base model"):
         client.models.delete("tiny")
-
-
-@pytest.mark.slow
-def test_a_model_that_a_job_still_needs_cannot_be_deleted(own_server: ServerProcess) -> None:
-    client = own_server.client()
-    file = upload(client, supervised(2))
-    first = wait(client, create(client, file, n_epochs=1).id)
-    assert first.fine_tuned_model is not None
-    second = create(client, file, n_epochs=500, request={"model": first.fine_tuned_model})
-    with pytest.raises(openai.ConflictError, match=second.id) as caught:
-        client.models.delete(first.fine_tuned_model)
-    assert caught.value.code == "model_in_use"
-    client.fine_tuning.jobs.cancel(second.id)
-    assert client.models.delete(first.fine_tuned_model).deleted

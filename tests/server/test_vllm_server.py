@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -83,13 +82,6 @@ def refused(model: Path, folder: Path, *options: str) -> str:
     done = etude("serve", model, "--port", 0, "--data-dir", folder, *options)
     assert done.exit_code
     return str(done.stderr)
-
-
-def test_heads_that_are_too_small_for_vllm_on_a_cpu_are_refused_at_the_start(
-    model: Path, tmp_path: Path
-) -> None:
-    options = ["--engine", "vllm", "--vllm-command", shlex.join(STAND_IN), "--device", "cpu"]
-    assert re.search(r"a head_dim of 16[\s\S]*--engine embedded", refused(model, tmp_path, *options))
 
 
 @pytest.mark.parametrize("engine", ["embedded", "vllm"])

@@ -185,18 +185,11 @@ class TeamMember:
             same = (self.folder / _SHARED).read_text(encoding="utf-8") == self._mark
         except OSError:
             same = False
-        problem = None
-        if not same:
-            problem = "is not the folder that the head has there"
-        elif not os.access(self.folder, os.W_OK):
-            problem = "is there, but cannot be written to"
-        elif lock_holder(self.folder / _HEAD_LOCK) is None:
-            problem = "is shared without file locks, so that two teams could write at once"
-        if problem is not None:
+        if not same or not os.access(self.folder, os.W_OK) or lock_holder(self.folder / _HEAD_LOCK) is None:
             raise StoreError(
-                f"{self.folder} on node {self.node} {problem}; keep the run folder, or the server's "
-                "--data-dir, on storage that all nodes mount at the same path, with file locks, as NFS 4 has "
-                "them"
+                f"{self.folder} on node {self.node} is another folder than the head's, or has no file locks; "
+                "keep the run folder, or the server's --data-dir, on storage that all nodes mount at the "
+                "same path, with file locks, as NFS 4 has them"
             )
 
     def lock(self, team: Team) -> RunLock:

@@ -14,7 +14,7 @@ from typing import Any
 
 from accelerate.utils import release_memory
 
-from etude.core.errors import EngineError, RequestError
+from etude.core.errors import EngineError
 from etude.engines.answer import TokenEngine
 from etude.engines.embedded import EmbeddedEngine
 from etude.engines.vllm_engine import VllmEngine, VllmProcesses
@@ -34,8 +34,6 @@ _MAX_TOKENS = 512
 """The token limit of a chat completion that sets none."""
 _SAMPLER_CPUS = 1.0
 """The CPUs that Ray reserves for each vLLM on a cluster."""
-_SMALLEST_HEAD = 32
-"""The smallest attention heads that vLLM takes on a CPU. Smaller ones kill its workers at first use."""
 
 
 class Backend(ABC):
@@ -133,17 +131,10 @@ class VllmBackend(Backend):
         """vLLM's names for LoRA weights, by model."""
 
     async def open(self) -> None:
-        """Start vLLM with the base model. Raises RequestError if vLLM cannot serve it here."""
+        """Start vLLM with the base model. Raises RequestError if its files do not match its config."""
         self.codec = await asyncio.to_thread(TextCodec.load, self._settings.model)
-        config = await asyncio.to_thread(_text_config, self._settings.model)
-        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        if self._device == "cpu" and head < _SMALLEST_HEAD:
-            raise RequestError(
-                f"the model '{self._settings.model}' has a head_dim of {head}, but vLLM needs at least "
-                f"{_SMALLEST_HEAD} on a CPU; serve it with --engine embedded"
-            )
         # vLLM 0.32 loads an output layer that is tied to the embeddings only at start.
-        self._loads_in_place = not config.tie_word_embeddings
+        self._loads_in_place = not await asyncio.to_thread(_ties_embeddings, self._settings.model)
         if self._settings.samplers:
             await asyncio.to_thread(self._connect)
         await self._processes.start(self._settings.model)
@@ -242,11 +233,7 @@ def context_arguments(source: str) -> tuple[str, ...]:
     return () if length is None else ("--max-model-len", str(length))
 
 
-def _text_config(source: str) -> Any:
-    """Return transformers' config of the part of a model that writes text.
-
-    Raises RequestError if the model's files do not match its config.
-    """
+def _ties_embeddings(source: str) -> bool:
     with loading(source) as (location, file, config):
         model = load_outline(config, location, **file)
-    return text_config(model)
+    return bool(text_config(model).tie_word_embeddings)

@@ -12,8 +12,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.registry import Collector
 from sqlalchemy.exc import DBAPIError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -160,15 +158,8 @@ class Metrics:
         self._sampled = Counter("etude_sampled_tokens", "Tokens sampled.", registry=self.registry)
         gauge = Gauge("etude_sequences", "Sequences in progress and waiting.", registry=self.registry)
         gauge.set_function(sequences)
-
-        class Jobs(Collector):
-            def collect(self) -> list[GaugeMetricFamily]:
-                family = GaugeMetricFamily("etude_jobs", "Training jobs.", labels=["status"])
-                for status, count in job_counts().items():
-                    family.add_metric([status], count)
-                return [family]
-
-        self.registry.register(Jobs())
+        self._jobs = Gauge("etude_jobs", "Training jobs.", ["status"], registry=self.registry)
+        self._job_counts = job_counts
 
     def count_request(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an answered request. `route` is the path's pattern, so that names do not create series."""
@@ -182,6 +173,9 @@ class Metrics:
 
     def text(self) -> bytes:
         """Return the metrics in Prometheus's text format."""
+        self._jobs.clear()
+        for status, count in self._job_counts().items():
+            self._jobs.labels(status).set(count)
         return generate_latest(self.registry)
 
 

@@ -26,9 +26,6 @@ from etude.server.job_request import JobBody, resolve_hyperparameters, server_al
 from etude.server.models import ModelStore
 from etude.wire.http_server import ApiError
 
-_RETRY_SECONDS = 60
-_WAITING_JOBS = 100
-
 Limit = Annotated[int, Query(ge=1, le=1000)]
 IdempotencyKey = Annotated[str | None, Header(max_length=255)]
 
@@ -61,12 +58,6 @@ class JobStore:
             return known, False
         return self.get(str(row["id"])), True
 
-    def require_queue_space(self) -> None:
-        """Raise ApiError 429 if too many jobs are waiting."""
-        if len(self.with_status("queued")) >= _WAITING_JOBS:
-            message = "the queue of training jobs is full"
-            raise ApiError(429, message, code="queue_full", retry_after=_RETRY_SECONDS)
-
     def find_by_key(self, key: str | None) -> Row | None:
         """Return the job that was created with an idempotency key."""
         return None if key is None else fetch_row(self._engine, JOBS, JOBS.c.idempotency_key == key)
@@ -93,13 +84,6 @@ class JobStore:
         query = sa.select(JOBS).where(JOBS.c.status == status).order_by(JOBS.c.number)
         with self._engine.connect() as connection:
             return [dict(row) for row in connection.execute(query).mappings()]
-
-    def require_unused(self, model: str) -> None:
-        """Raise ApiError 409 if a job that has not ended needs the model."""
-        for job in [*self.with_status("queued"), *self.with_status("running")]:
-            if model == job["model"]:
-                message = f"job {job['id']}, which is {job['status']}, needs the model; cancel it first"
-                raise ApiError(409, message, param="model", code="model_in_use")
 
     def counts(self) -> Mapping[str, int]:
         """Return the number of jobs by status."""
@@ -260,7 +244,6 @@ def job_routes(jobs: JobStore, files: FileStore, models: ModelStore, wake: Calla
         row, is_new = jobs.find_by_key(idempotency_key), False
         if row is None:
             values = _values(files, models, body)
-            jobs.require_queue_space()
             row, is_new = jobs.create(
                 values | {"idempotency_key": idempotency_key, "request_hash": body.hash()}
             )

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import tarfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,8 +14,9 @@ from typing import Any
 
 import sqlalchemy as sa
 from fastapi import APIRouter
+from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
-from starlette.responses import StreamingResponse
+from starlette.responses import FileResponse
 
 from etude.core.errors import EtudeError
 from etude.core.job import ModelVersion
@@ -114,8 +115,7 @@ def load_policy_of_job(
     return policy
 
 
-_PIECE = 2**20
-_BLOCK = tarfile.BLOCKSIZE
+_ARCHIVE = "model.tar"
 
 
 def weights_routes(settings: ServerSettings, models: ModelStore) -> APIRouter:
@@ -127,10 +127,10 @@ def weights_routes(settings: ServerSettings, models: ModelStore) -> APIRouter:
     @router.get(
         "/export/{model:path}",
         summary="Take a model away",
-        response_class=StreamingResponse,
+        response_class=FileResponse,
         responses={200: {"content": {"application/x-tar": {}}}},
     )
-    async def export_model(model: str, lora: bool = False) -> StreamingResponse:
+    async def export_model(model: str, lora: bool = False) -> FileResponse:
         """Return a tar archive of a folder that transformers loads.
 
         It has the whole model, or with `lora` only the LoRA weights.
@@ -145,27 +145,18 @@ def weights_routes(settings: ServerSettings, models: ModelStore) -> APIRouter:
             except (EtudeError, OSError) as error:
                 folder.cleanup()
                 raise ApiError(500, f"{model} cannot be exported: {error}") from error
-        return StreamingResponse(_archive(folder), media_type="application/x-tar")
+        path = Path(folder.name) / _ARCHIVE
+        return FileResponse(path, media_type="application/x-tar", background=BackgroundTask(folder.cleanup))
 
     return router
 
 
 def _write(settings: ServerSettings, served: ServedModel, folder: Path, lora: bool) -> None:
-    """Write the model as it is served. Use the CPU, because engine and jobs need the device."""
+    """Write an archive of the model as it is served. Use the CPU, because engine and jobs need the device."""
     kind: Any = dtype_name(policy_dtype(settings.model, settings.dtype, choose_device(settings.device)))
     policy = load_policy(replace(settings, device="cpu", dtype=kind), served)
-    policy.export(folder, merge=not lora)
-
-
-def _archive(folder: TemporaryDirectory[str]) -> Iterator[bytes]:
-    """Yield the files of a folder as a tar archive, piece by piece. Delete the folder at the end."""
-    with folder as name:
-        for path in sorted(Path(name).iterdir()):
-            entry = tarfile.TarInfo(path.name)
-            entry.size = path.stat().st_size
-            yield entry.tobuf(tarfile.PAX_FORMAT)
-            with path.open("rb") as file:
-                while piece := file.read(_PIECE):
-                    yield piece
-            yield bytes(-entry.size % _BLOCK)
-        yield bytes(2 * _BLOCK)
+    policy.export(folder / "model", merge=not lora)
+    with tarfile.open(folder / _ARCHIVE, "w") as archive:
+        for path in sorted((folder / "model").iterdir()):
+            archive.add(path, path.name)
+            path.unlink()

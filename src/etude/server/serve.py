@@ -167,7 +167,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> Guard:
     )
     add_error_handlers(app)
     for router in (
-        _model_routes(models, jobs, pool),
+        _model_routes(models, pool),
         inference_routes(Inference(pool, metrics, settings.name)),
         file_routes(files),
         job_routes(jobs, files, models, scheduler.wake),
@@ -179,7 +179,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> Guard:
     return Guard(app, settings, metrics)
 
 
-def _model_routes(models: ModelStore, jobs: JobStore, pool: EnginePool) -> APIRouter:
+def _model_routes(models: ModelStore, pool: EnginePool) -> APIRouter:
     router = APIRouter(prefix="/v1/models", tags=["models"])
 
     @router.get("", summary="List the models")
@@ -193,12 +193,11 @@ def _model_routes(models: ModelStore, jobs: JobStore, pool: EnginePool) -> APIRo
 
     @router.delete("/{model:path}", summary="Delete a fine-tuned model")
     async def delete_model(model: str) -> dict[str, Any]:
-        """Delete a job's model and its weights. The answer is 409 while a job needs it."""
+        """Delete a job's model and its weights. Jobs that need it and have not started yet will fail."""
         name = models.get(model).name
         if name == models.base.name:
             raise ApiError(400, "the base model cannot be deleted", param="model")
-        await run_in_threadpool(jobs.require_unused, name)
-        models.delete(name)
+        await run_in_threadpool(models.delete, name)
         await pool.forget(name)
         return {"id": model, "object": "model", "deleted": True}
 
