@@ -20,6 +20,7 @@ from typing import Any
 
 from etude.config.builder import Builder
 from etude.core.call import ChatRequest, Completion, Usage
+from etude.core.episode import Example
 from etude.core.errors import EngineError, EtudeError, StoreError
 from etude.core.interfaces import Engine, PortableEngine, Run, innermost
 from etude.core.job import ModelVersion
@@ -38,7 +39,7 @@ from etude.processes.link import (
     encode_request,
     shake_hands,
 )
-from etude.processes.shipping import build_collector, build_scorer, config_from_json, decode_example
+from etude.processes.shipping import build_collector, build_scorer, config_from_json
 from etude.rollout.collector import Collector, EpisodeJob
 from etude.rollout.evaluation import make_item
 from etude.rollout.scorer import Scorer
@@ -54,6 +55,7 @@ class Agent:
     scorer: Scorer
     journal: RemoteJournal
     engines: Mapping[str, Engine]
+    builder: Builder
 
 
 class RunnerProgram:
@@ -115,7 +117,7 @@ class RunnerProgram:
         agent = self._get_agent
         job = EpisodeJob(
             parameters["id"],
-            decode_example(parameters["example"]),
+            await _read_example(parameters["example"], agent.builder),
             parameters["generation"],
             parameters["sampling"],
             widths=parameters["widths"],
@@ -129,6 +131,22 @@ class RunnerProgram:
             for engine in agent.engines.values():
                 if isinstance(engine, RemoteEngine):
                     engine.forget(job.id)
+
+
+async def _read_example(data: Any, builder: Builder) -> Example:
+    """Return the example, looked up by its id if JSON cannot hold it."""
+    if isinstance(data, dict):
+        return Example(**data)
+    settings = builder.config.finetuning.run_configuration
+    for source in (builder.config.eval.general.dataset, settings.dataset, settings.validation_dataset):
+        if source is not None:
+            examples = (await builder.get_dataset(source)).examples()
+            if (example := next((each for each in examples if each.id == data), None)) is not None:
+                return example
+    raise EtudeError(
+        f"example '{data}' holds values that cannot be sent to a runner, and none of the config's datasets "
+        "has it; read it from a file or from a function of a module"
+    )
 
 
 @asynccontextmanager
@@ -153,7 +171,7 @@ async def _open_agent(parameters: Mapping[str, Any], link: RunnerLink) -> AsyncI
         collector = await build_collector(builder, engines, journal)
         scorer = await build_scorer(builder, journal)
         try:
-            yield Agent(collector, scorer, journal, engines)
+            yield Agent(collector, scorer, journal, engines, builder)
         finally:
             await collector.close()
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import base64
+import json
 import os
-import pickle
 import socket
 from collections.abc import Collection, Mapping
 from typing import Any
@@ -21,6 +20,7 @@ from etude.core.call import Sampling
 from etude.core.episode import Example
 from etude.core.errors import RequestError
 from etude.core.interfaces import Engine, Evaluator
+from etude.core.json_text import plain
 from etude.engines.local import OpponentsConfig
 from etude.rollout.collector import Collector, Limits, Runner
 from etude.rollout.scorer import Scorer
@@ -92,18 +92,15 @@ def config_from_json(data: dict[str, Any]) -> Config:
     return parse_config(copy_containers(data))
 
 
-def encode_example(example: Example) -> str:
-    """Return the example as text. Raises RequestError for values that cannot be pickled."""
+def shipped_example(example: Example) -> Any:
+    """Return the example as JSON, or only its id if JSON would lose something."""
+    data = {"id": example.id, "inputs": dict(example.inputs), "expected": example.expected}
     try:
-        return base64.b64encode(pickle.dumps(example)).decode()
-    except (pickle.PicklingError, TypeError, AttributeError, RecursionError) as error:
-        raise RequestError(f"example '{example.id}' cannot be sent to a runner: {error}") from error
-
-
-def decode_example(text: str) -> Example:
-    """Return the example that the head has encoded."""
-    example: Example = pickle.loads(base64.b64decode(text))  # noqa: S301  the head has proved its identity
-    return example
+        kept = json.loads(json.dumps(plain(data)))
+    except (TypeError, ValueError, RecursionError):
+        return example.id
+    # Types at every level show in the text.
+    return kept if repr(data) == repr(kept) else example.id
 
 
 def _remove_secrets(config: Config, data: dict[str, Any], at_head: Collection[str]) -> None:
