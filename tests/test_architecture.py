@@ -58,11 +58,11 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 58_905,
-    "modules": 289,
-    "lines of tests": 46_892,
+    "lines of source": 58_551,
+    "modules": 284,
+    "lines of tests": 46_779,
     "benchmark files": 12,
-    "config keys": 317,
+    "config keys": 315,
 }
 """Of the whole, as `make size` counts it. These numbers are only ever lowered."""
 
