@@ -31,7 +31,7 @@ from etude.learner.optimiser import plan_steps
 from etude.models.policy import Policy
 from etude.models.template import ChatTemplate
 from etude.rollout.collector import Collector, Limits
-from etude.rollout.evaluation_run import EvaluationRun
+from etude.rollout.evaluation import EvaluationRun
 from etude.rollout.workflow import as_workflow
 from etude.store.journal import Journal
 

@@ -27,7 +27,7 @@ from etude.engines.local import OpponentsConfig
 from etude.groups.opponents import OpponentPool
 from etude.loop.lifecycle import new_run
 from etude.rollout.collector import Collector, Limits
-from etude.rollout.evaluation_run import EvaluationRun
+from etude.rollout.evaluation import EvaluationRun
 from etude.rollout.evaluator import FunctionEvaluator
 from etude.rollout.workflow import Workflow
 from etude.runtime import Runtime

@@ -21,7 +21,7 @@ from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, Trai
 from etude.loop.recording_wrappers import RecordedTrainer
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from etude.rollout.collector import Collector, Limits
-from etude.rollout.evaluation_run import EvaluationRun
+from etude.rollout.evaluation import EvaluationRun
 from etude.rollout.evaluator import FunctionEvaluator
 from etude.rollout.workflow import Workflow
 from etude.runtime import Report, Runtime

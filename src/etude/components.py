@@ -18,7 +18,6 @@ import etude.loop.arguments
 import etude.loop.trainer
 import etude.processes.ray_cluster
 import etude.protocols.workflow
-import etude.rollout.agent
 import etude.rollout.datasets
 import etude.rollout.evaluator
 import etude.rollout.judge

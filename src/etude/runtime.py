@@ -24,8 +24,7 @@ from etude.processes.counts import ProgressSums
 from etude.processes.pool import Cluster, open_runner
 from etude.processes.shipping import build_collector, build_evaluators, target_model
 from etude.processes.status import Parts, Watchdog, publish_status
-from etude.rollout.evaluation import Evaluation
-from etude.rollout.evaluation_run import EvaluationRun
+from etude.rollout.evaluation import Evaluation, EvaluationRun
 from etude.store.backup import back_up
 from etude.store.episodes import encode_example, example_digest, stored_episodes
 from etude.store.run_folder import EXAMPLES_STEP, RunFolder

@@ -26,7 +26,7 @@ from etude.protocols.sandbox import call_function
 from etude.protocols.scenario import Log, agent_log
 from etude.protocols.tree import VERDICTS, Node
 from etude.rollout.collector import Collector
-from etude.rollout.evaluation_run import EvaluationRun
+from etude.rollout.evaluation import EvaluationRun
 from etude.store.run_folder import RunFolder
 from tests.support import ScriptedEngine
 

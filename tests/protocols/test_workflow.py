@@ -18,7 +18,7 @@ from etude.protocols import ProtocolWorkflow, adp
 from etude.protocols.code_validation import CodeValidation
 from etude.protocols.workflow import ProtocolReward, find_scenario
 from etude.rollout.collector import Collector
-from etude.rollout.evaluation_run import EvaluationRun
+from etude.rollout.evaluation import EvaluationRun
 from etude.rollout.workflow import as_workflow
 from etude.store.journal import Journal
 from tests.protocols.games import Labelled, example, scripted

@@ -18,7 +18,7 @@ from etude.core.episode import EpisodeRecord, Event, Example
 from etude.core.errors import EngineError, RequestError
 from etude.rollout.collector import EpisodeJob
 from etude.rollout.episode import Episode
-from etude.rollout.workflow import function
+from etude.rollout.recorder import function
 from etude.store.episodes import decode_call, decode_episode, encode_call, encode_episode, parent_name
 from etude.store.journal import Journal
 from tests.rollout.running import collect_one, examples
@@ -155,11 +155,11 @@ async def test_calls_belong_to_the_function_that_makes_them(journal: Journal) ->
     [
         ("hello", {}, "messages must be a list"),
         ([], {}, "at least one message"),
-        (["hello"], {}, "messages[0] must be a dict with a role"),
+        (["hello"], {}, "messages[0]: Input should be a valid dict"),
         ([{"role": "user", "content": object()}], {}, "messages[0]: a value of type builtins.object"),
         (ASK, {"temperature": -1}, "temperature: Input should be greater than or equal to 0"),
         (ASK, {"tools": ["add"]}, "a tool must be a dict or a function"),
-        (ASK, {"tools": [{"name": "add"}]}, "a tool must be {'type': 'function'"),
+        (ASK, {"tools": [{"name": "add"}]}, "tools[0].function: Field required"),
     ],
 )
 async def test_wrong_requests_say_what_is_wrong(journal: Journal, messages, options, told: str) -> None:

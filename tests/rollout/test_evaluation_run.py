@@ -16,7 +16,7 @@ from etude.core.errors import EngineError, ErrorBudgetExceeded
 from etude.core.evaluation import EvalInputItem, EvalOutputItem, EvaluationRunOutput
 from etude.core.interfaces import Evaluator
 from etude.rollout.collector import Collector, Limits
-from etude.rollout.evaluation_run import EvaluationRun
+from etude.rollout.evaluation import EvaluationRun
 from etude.rollout.evaluator import FunctionEvaluator, WeightedEvaluator, scored
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Journal

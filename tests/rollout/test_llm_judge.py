@@ -12,15 +12,7 @@ from etude.core.episode import EpisodeRecord, Example
 from etude.core.errors import EngineError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.message import Message
-from etude.rollout.judge import (
-    GroupJudge,
-    GroupJudgeConfig,
-    Judge,
-    LlmJudge,
-    LlmJudgeConfig,
-    list_messages,
-    parse_object,
-)
+from etude.rollout.judge import GroupJudge, GroupJudgeConfig, Judge, LlmJudge, LlmJudgeConfig, list_messages
 from etude.rollout.scorer import evaluate
 from tests.support import ScriptedEngine
 
@@ -96,18 +88,6 @@ async def test_a_failed_call_gives_no_score_and_is_not_asked_again() -> None:
     output = await judged(engine)
     assert (output.score, output.error) == (None, "model 'judge' at http://x: HTTP 401")
     assert len(engine.requests) == 1
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"</think>": 0}',
-        '<think>\nIt says </think> {"</think>": 1}\n</think>\n\n{"</think>": 0}',
-        'So be it.</think>```json\n{"</think>": 0}\n```',
-    ],
-)
-def test_the_end_of_thinking_may_stand_in_the_answer(text: str) -> None:
-    assert parse_object(text) == {"</think>": 0}
 
 
 LONG_SYSTEM = {"role": "system", "content": "Add. " * 100}

@@ -16,8 +16,7 @@ from etude.core.episode import SIMULATED_USER, EpisodeRecord, Example
 from etude.core.errors import ErrorBudgetExceeded
 from etude.rollout.collections import CollectionStats
 from etude.rollout.collector import Collector
-from etude.rollout.evaluation import ErrorBudget
-from etude.rollout.evaluation_run import EvaluationRun, rescore
+from etude.rollout.evaluation import ErrorBudget, EvaluationRun, rescore
 from etude.rollout.evaluator import FunctionEvaluator
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Journal

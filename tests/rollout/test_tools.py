@@ -5,7 +5,7 @@ import datetime
 import enum
 import functools
 import json
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import pydantic
 import pytest
@@ -15,9 +15,6 @@ from typing_extensions import TypedDict
 from etude.core.errors import RequestError
 from etude.rollout.reply import describe_tools
 from etude.rollout.tools import FunctionTools
-
-if TYPE_CHECKING:
-    from nowhere import Nothing
 
 
 class Place(pydantic.BaseModel):
@@ -99,14 +96,12 @@ ODD: Any = object()
 
 def paint(
     colour: Colour,
-    /,
     where: Point,
     near: Place | None = None,
     options: Options | None = None,
     on: datetime.date | None = None,
-    *layers: Annotated[int, Field(ge=0)],
+    *,
     mode: Literal["fast", "fine"] = "fast",
-    size: float = float("inf"),
     helper: Any = ODD,
     labels: set[str] = Field(default_factory=set),  # noqa: B008
     schema: str = "",
@@ -114,8 +109,8 @@ def paint(
     _draft: bool = False,
     from_: str = Field("here", alias="from"),
     **others: int,
-) -> Nothing:  # type: ignore[valid-type]
-    return locals()  # type: ignore[no-any-return]
+) -> dict[str, Any]:
+    return locals()
 
 
 async def test_a_function_gets_what_its_annotations_say() -> None:
@@ -123,7 +118,7 @@ async def test_a_function_gets_what_its_annotations_say() -> None:
 
     @functools.wraps(paint)
     def watched(*args: Any, **kwargs: Any) -> str:
-        seen.update(paint(*args, **kwargs))  # type: ignore[call-overload]
+        seen.update(paint(*args, **kwargs))
         return "done"
 
     given = {
@@ -145,9 +140,7 @@ async def test_a_function_gets_what_its_annotations_say() -> None:
         "near": Place(city="Rome"),
         "options": {"deep": True},
         "on": datetime.date(2026, 11, 27),
-        "layers": (),
         "mode": "fast",
-        "size": float("inf"),
         "helper": ODD,
         "labels": {"a"},
         "schema": "",
@@ -181,23 +174,6 @@ class Shop:
         """Its name."""
         return name
 
-    def __call__(self, question: str) -> str:
-        """Ask.
-
-        :param question: What.
-        """
-        return question
-
-
-def charge(key: str, amount: int, *, currency: str = "EUR") -> str:
-    """Charge.
-
-    Args:
-        key: The secret.
-        amount: How much.
-    """
-    return f"{key} {amount} {currency}"
-
 
 @pytest.mark.parametrize(
     ("fn", "name", "text", "said", "given", "answer"),
@@ -205,17 +181,6 @@ def charge(key: str, amount: int, *, currency: str = "EUR") -> str:
         (Shop(3).sell, "sell", "Sell some.", {"count": "How many."}, {"count": 1}, "2"),
         (Shop(3).order, "order", "Order.", {"place": None}, {"place": {"city": "Rome"}}, "Rome"),
         (Shop.named, "named", "Its name.", {"name": None}, {"name": "x"}, "x"),
-        (Shop(3), "Shop", "Ask.", {"question": "What."}, {"question": "a"}, "a"),
-        (
-            functools.partial(charge, "s3cret", currency="USD"),
-            "charge",
-            "Charge.",
-            {"amount": "How much."},
-            {"amount": 2},
-            "s3cret 2 USD",
-        ),
-        (functools.partial(Shop(3).order), "order", "Order.", {"place": None}, {"place": {"city": "A"}}, "A"),
-        (len, "len", "Return the number of items in a container.", {"obj": None}, {"obj": [1, 2]}, "2"),
     ],
 )
 async def test_whatever_can_be_called_is_a_tool(

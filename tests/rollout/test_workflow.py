@@ -22,7 +22,8 @@ from etude.core.evaluation import EvalInputItem
 from etude.rollout.collector import Limits
 from etude.rollout.evaluation import make_item
 from etude.rollout.evaluator import MeasuredEvaluator
-from etude.rollout.workflow import as_workflow, function, workflow
+from etude.rollout.recorder import function
+from etude.rollout.workflow import as_workflow, workflow
 from etude.show.turns import list_turns
 from etude.store.episodes import read_episode
 from etude.store.journal import Journal
@@ -219,7 +220,7 @@ async def test_an_evaluator_reads_it_by_name_and_agent(journal: Journal):
     assert (own.score, bobs.score, bobs.reasoning) == (1.0, -1.0, "lost")
     missing = await MeasuredEvaluator("speed").evaluate_item(item)
     assert missing.score is None
-    assert missing.error == "the episode recorded no score 'speed' (it recorded: 'reward', 'reward' of 'bob')"
+    assert missing.error == "the episode recorded no score 'speed' (it recorded: reward)"
     assert (await MeasuredEvaluator("reward").evaluate_item(EvalInputItem(id="q"))).score is None
 
 

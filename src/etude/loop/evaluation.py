@@ -37,8 +37,7 @@ from etude.loop.arguments import load
 from etude.loop.lifecycle import new_run
 from etude.loop.metrics import measured_scores
 from etude.loop.stored_models import load_version, replaced_model
-from etude.rollout.evaluation import OnScore
-from etude.rollout.evaluation_run import rescore
+from etude.rollout.evaluation import OnScore, rescore
 from etude.runtime import Runtime, open_runtime
 from etude.store.episodes import EVALUATION, choose_phase
 from etude.store.files import write_atomically

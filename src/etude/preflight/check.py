@@ -40,7 +40,7 @@ from etude.preflight.finding import Findings
 from etude.processes.pool import number_of_runners
 from etude.processes.ray_cluster import require_used
 from etude.processes.shipping import config_from_json, config_to_json
-from etude.rollout.agent import AgentConfig
+from etude.rollout.workflow import AgentConfig
 from etude.store.backup_address import probe
 from etude.store.run_folder import RunFolder
 from etude.wire.forms import FORM_FIELDS

@@ -13,13 +13,12 @@ from pydantic import Field
 from etude.config.builder import Builder
 from etude.config.component import DatasetConfig
 from etude.config.data_files import PlacedRow, read_csv, read_json_file, read_jsonl, read_parquet
-from etude.config.import_path import import_object
+from etude.config.import_path import import_object, user_code
 from etude.config.registry import register_dataset
 from etude.core.episode import Example
-from etude.core.errors import DatasetError, EtudeError, MissingExtraError, alternatives, nearest
+from etude.core.errors import DatasetError, MissingExtraError, alternatives, nearest
 from etude.core.interfaces import Dataset
 from etude.core.keys import content_hash, generator
-from etude.rollout.run_workflow import make_failure
 
 
 class RowsConfig(DatasetConfig):
@@ -176,17 +175,13 @@ class PythonDatasetConfig(RowsConfig, name="python"):
 
     def _contents(self) -> Iterator[Any]:
         origin = import_object(self.function)
-        try:
+        with user_code(DatasetError, f"'{self.function}' failed"):
             rows = origin(**self.arguments) if callable(origin) else origin
             if isinstance(rows, Mapping | str) or not isinstance(rows, Iterable):
                 raise DatasetError(
                     f"'{self.function}' must return an iterable of dicts or Examples, found {rows!r:.80}"
                 )
             yield from rows
-        except EtudeError:
-            raise
-        except (Exception, SystemExit) as error:  # the user's function
-            raise DatasetError(f"'{self.function}' failed: {make_failure(error).reason}") from error
 
 
 def _example(config: RowsConfig, where: str, row: Any) -> Example:

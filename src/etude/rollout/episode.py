@@ -21,10 +21,9 @@ from etude.core.interfaces import innermost
 from etude.core.keys import generator
 from etude.core.message import Tool
 from etude.rollout.episode_loop import EpisodeLoop, ProgramFolder, ProgramResult, last_line
-from etude.rollout.recorder import Recorder
+from etude.rollout.recorder import FunctionScope, Recorder, current_function
 from etude.rollout.reply import Reply, as_response_format, describe_tools, make_reply
 from etude.rollout.tools import EpisodeTools, SyncTools, Tools
-from etude.rollout.workflow import FunctionScope, current_function
 from etude.wire.answers import AnswerHeader, RecordedCompletion
 from etude.wire.dialect import AnswerMemory, ChatBody
 from etude.wire.forms import choose_tool, plain_messages, read_format

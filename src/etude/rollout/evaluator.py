@@ -29,7 +29,6 @@ from etude.core.json_text import jsonable
 from etude.core.secrets import masked, masked_data
 from etude.core.stats import Bounds
 from etude.core.threads import call_any
-from etude.rollout.workflow import check_options
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -124,73 +123,51 @@ class FunctionEvaluator(Evaluator):
         mark = getattr(fn, _MARK, {})
         self.name = str(mark.get("name") or getattr(fn, "__name__", type(fn).__name__))
         self.bounds = mark.get("bounds")
+        self.timeout = mark.get("timeout")
         try:
-            check_options(mark.get("name"), mark.get("timeout"))
-            self.timeout = mark.get("timeout")
             self.bounds = None if self.bounds is None else rising(self.bounds)
         except ValueError as error:
             raise RequestError(f"{where_defined(fn)}: the evaluator {self.name}: {error}") from None
         self.fn = fn
         self._arguments = dict(arguments or {})
-        self._order = _parameter_order(fn, self._arguments)
+        names: tuple[str, ...] = ("example", "output")
+        try:
+            signature = inspect.signature(fn)
+            positional = [each for each in signature.parameters.values() if each.kind in _POSITIONAL]
+            for each in positional[2:3]:
+                is_episode = each.name == "episode" or each.default is inspect.Parameter.empty
+                if is_episode and each.name not in self._arguments:
+                    names = (*names, "episode")
+            signature.bind(*names, **self._arguments)
+            self._order = order_by_name(signature, names)
+        except (TypeError, ValueError) as error:
+            raise RequestError(
+                f"{where_defined(fn)}: the evaluator {self.name} cannot be called: {error}. It must take "
+                "(example, output) or (example, output, episode), and the 'arguments' of its config"
+            ) from error
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
-        values = {"example": _find_example(item), "output": item.output_obj, "episode": item.episode}
+        if item.episode is not None:
+            example = item.episode.example
+        elif isinstance(item.full_dataset_entry, Example):
+            example = item.full_dataset_entry
+        else:
+            inputs = item.input_obj if isinstance(item.input_obj, Mapping) else {"input": item.input_obj}
+            example = Example(id=item.id, inputs=inputs, expected=item.expected_output_obj)
+        values = {"example": example, "output": item.output_obj, "episode": item.episode}
         given = [values[name] for name in self._order]
         return scored(item, await call_any(partial(self.fn, *given, **self._arguments)), self.bounds)
 
 
 def as_evaluator(candidate: Any) -> Evaluator:
-    """Return an Evaluator from an Evaluator, a function, or a class of either.
-
-    Raises RequestError for anything else.
-    """
-    if isinstance(candidate, type):
-        try:
-            candidate = candidate()
-        except TypeError as error:
-            name = candidate.__name__
-            raise RequestError(
-                f"the evaluator {name} is a class that cannot be called without arguments ({error}); give an "
-                f"instance: {name}(…)"
-            ) from error
+    """Return an Evaluator from an Evaluator or a function. Raises RequestError for anything else."""
     if isinstance(candidate, Evaluator):
         return candidate
-    if callable(candidate):
+    if callable(candidate) and not isinstance(candidate, type):
         return FunctionEvaluator(candidate)
-    raise RequestError(f"{candidate!r:.80} is not an evaluator; use a function or an etude.Evaluator")
-
-
-def _parameter_order(fn: Callable[..., Any], arguments: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return what `fn` takes by position: the example, the output and maybe the episode."""
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError) as error:
-        raise RequestError(f"{fn!r} cannot be used as an evaluator: {error}") from error
-    positional = [each for each in signature.parameters.values() if each.kind in _POSITIONAL]
-    takes_episode = any(
-        each.name not in arguments and (each.name == "episode" or each.default is inspect.Parameter.empty)
-        for each in positional[2:3]
+    raise RequestError(
+        f"{candidate!r:.80} is not an evaluator; use a function or an instance of etude.Evaluator"
     )
-    names = ("example", "output", "episode") if takes_episode else ("example", "output")
-    try:
-        signature.bind(*names, **arguments)
-        return order_by_name(signature, names)
-    except TypeError as error:
-        name = getattr(fn, "__qualname__", repr(fn))
-        raise RequestError(
-            f"{where_defined(fn)}: the evaluator {name}{signature} cannot be called: {error}. It must take "
-            "(example, output) or (example, output, episode), and the 'arguments' of its config"
-        ) from error
-
-
-def _find_example(item: EvalInputItem) -> Example:
-    if item.episode is not None:
-        return item.episode.example
-    if isinstance(item.full_dataset_entry, Example):
-        return item.full_dataset_entry
-    inputs = item.input_obj if isinstance(item.input_obj, Mapping) else {"input": item.input_obj}
-    return Example(id=item.id, inputs=inputs, expected=item.expected_output_obj)
 
 
 class FunctionEvaluatorConfig(EvaluatorConfig, name="function"):
@@ -241,19 +218,14 @@ class WeightedEvaluator(Evaluator):
             total = math.fsum(weight * values[name] for name, weight in self.weights.items())
         except (OverflowError, ValueError):  # Some terms are infinite, or nearly.
             total = math.nan
-        return scored(item, (total, values), self._sum_bounds(scores))
-
-    def _sum_bounds(self, scores: Mapping[str, EvalOutputItem]) -> Bounds | None:
-        """Return the bounds of the sum, from the bounds of its parts; None if a part has none."""
-        parts = [
-            (weight, scores[name].bounds or self.parts[name].bounds)
-            for name, weight in self.weights.items()
-            if weight
-        ]
-        ends = [sorted(weight * end for end in bounds) for weight, bounds in parts if bounds is not None]
-        if len(ends) < len(parts):
-            return None
-        return math.fsum(low for low, _ in ends), math.fsum(high for _, high in ends)
+        ends = []
+        for name, weight in self.weights.items():
+            bounds = scores[name].bounds or self.parts[name].bounds
+            if bounds is None and weight:
+                return scored(item, (total, values))
+            ends.append(sorted(weight * end for end in bounds or (0.0, 0.0)))
+        bounds = math.fsum(low for low, _ in ends), math.fsum(high for _, high in ends)
+        return scored(item, (total, values), bounds)
 
 
 class WeightedEvaluatorConfig(EvaluatorConfig, name="weighted"):
@@ -282,23 +254,15 @@ class MeasuredEvaluator(Evaluator):
         self.bounds = bounds
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
-        """Return the recorded score with its reason, or an error that lists the recorded scores."""
+        """Return the recorded score with its reason, or an error that lists the recorded ones."""
         if item.episode is None:
             return unscored(item, "there is no episode to read a score from")
         event = recorded_score(item.episode, self.name, self.agent)
         if event is not None:
             return scored(item, (event.value, event.text or None))
-        recorded = {
-            _describe_score(event.name, event.agent): None
-            for event in item.episode.events
-            if event.kind == "score"
-        }
-        missing, others = _describe_score(self.name, self.agent), ", ".join(recorded) or "none"
-        return unscored(item, f"the episode recorded no score {missing} (it recorded: {others})")
-
-
-def _describe_score(name: str, agent: str | None) -> str:
-    return f"'{name}'" if agent is None else f"'{name}' of '{agent}'"
+        missing = f"'{self.name}'" if self.agent is None else f"'{self.name}' of '{self.agent}'"
+        others = ", ".join({event.name: None for event in item.episode.events if event.kind == "score"})
+        return unscored(item, f"the episode recorded no score {missing} (it recorded: {others or 'none'})")
 
 
 class MeasuredConfig(EvaluatorConfig, name="measured"):

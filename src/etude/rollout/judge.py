@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import Any, TypeVar
 
 from pydantic import Field
@@ -104,21 +104,15 @@ def parse_object(text: str) -> dict[str, Any]:
 
     Raises MalformedAnswer for anything else.
     """
-    # A string in the answer may contain the tag, and so may a thought. The longest part that is JSON counts.
-    parts = text.split("</think>")
-    for start in range(len(parts)):
-        answer = "</think>".join(parts[start:]).strip()
-        fenced = _FENCE.fullmatch(answer)
-        try:
-            value = from_json(fenced[1] if fenced else answer, allow_inf_nan=False)
-        except ValueError as error:
-            shown = answer if len(answer) <= _SHOWN_CHARACTERS else f"{answer[:_SHOWN_CHARACTERS]}…"
-            problem = f"it is not JSON ({error}): {shown!r}"
-            continue
-        if isinstance(value, dict):
-            return value
-        problem = f"it is a {type(value).__name__}, not a JSON object"
-    raise MalformedAnswer(problem)
+    answer = text.rpartition("</think>")[2].strip()
+    fenced = _FENCE.fullmatch(answer)
+    try:
+        value = from_json(fenced[1] if fenced else answer, allow_inf_nan=False)
+    except ValueError as error:
+        raise MalformedAnswer(f"it is not JSON ({error}): {answer[:_SHOWN_CHARACTERS]!r}") from error
+    if not isinstance(value, dict):
+        raise MalformedAnswer(f"it is a {type(value).__name__}, not a JSON object")
+    return value
 
 
 def _parse_grade(answer: dict[str, Any], highest: float) -> tuple[float, str]:
@@ -222,7 +216,10 @@ class GroupJudge(Evaluator):
             '{"scores": [{"attempt": 1, "reasoning": "one sentence", "score": number}, …]}'
         )
         distinct, expected = [*shown.values()], items[0].expected_output_obj
-        shared = common_prefix(distinct) if len(distinct) > 1 else 0
+        # The first messages that all attempts share, but at least one of each is shown as its own.
+        columns = zip(*(transcript[:-1] for transcript in distinct), strict=False)
+        same = takewhile(lambda column: all(each == column[0] for each in column), columns)
+        shared = len([*same]) if len(distinct) > 1 else 0
         material: dict[str, Any] = {} if expected is None else {"expected": expected}
         if shared:
             material["beginning_of_all_attempts"] = distinct[0][:shared]
@@ -266,13 +263,6 @@ def list_messages(item: EvalInputItem) -> list[Message]:
     if not messages or messages[-1].get("content") != item.output_obj:
         messages.append({"role": "output", "content": item.output_obj})
     return messages
-
-
-def common_prefix(transcripts: Sequence[Sequence[Message]]) -> int:
-    """Return how many first messages all transcripts share, leaving at least one of each."""
-    shortest = min(map(len, transcripts), default=1)
-    columns = islice(zip(*transcripts, strict=False), max(shortest - 1, 0))
-    return sum(1 for _ in takewhile(lambda column: all(each == column[0] for each in column), columns))
 
 
 def _conversations(episode: EpisodeRecord) -> list[Message]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
+import inspect
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast, overload
 
 from etude.core.call import Call, ChatRequest, Completion, Delta, Sampling
-from etude.core.episode import SIMULATED_USER
+from etude.core.episode import SIMULATED_USER, WORKFLOW
 from etude.core.errors import EpisodeError, EtudeError, RequestError, StoreError, error_words
 from etude.core.interfaces import Engine, innermost
 from etude.core.keys import fold
@@ -21,8 +24,10 @@ from etude.engines.meter import Role, asking_for
 from etude.store.episodes import CallReader, call_key, encode_call, shared_messages
 from etude.store.journal import Json, Steps
 from etude.wire.dialect import ChatBody, model_object
-from etude.wire.retries import count_retries
+from etude.wire.retries import ContextValue, count_retries
 from etude.wire.sampling import change_sampling
+
+Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 _PARENT_CANDIDATES = 8
 """The number of recent calls among which a new call's predecessor is looked for."""
@@ -86,6 +91,56 @@ class Models:
                 param="model",
             )
         yield codec
+
+
+current_function: ContextVar[str] = ContextVar("etude_function", default=WORKFLOW)
+"""The function that model calls made here belong to."""
+
+
+class FunctionScope(ContextValue[str]):
+    """Attributes model calls made inside to the named function, with `with` or `async with`."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(current_function, name)
+
+    async def __aenter__(self) -> None:
+        self.__enter__()
+
+    async def __aexit__(self, *error: object) -> None:
+        self.__exit__()
+
+
+@overload
+def function(fn: Fn, /) -> Fn: ...
+
+
+@overload
+def function(*, name: str) -> Callable[[Fn], Fn]: ...
+
+
+def function(fn: Fn | None = None, /, *, name: str | None = None) -> Fn | Callable[[Fn], Fn]:
+    """Decorate a function of an agent: model calls made inside it belong to it.
+
+    `@etude.function` takes the function's own name, `@etude.function(name="search")` another one.
+    `finetuning.target_functions` lists these names.
+    """
+    return (lambda fn: _copy_with_name(fn, name)) if fn is None else _copy_with_name(fn, name)
+
+
+def _copy_with_name(fn: Fn, name: str | None) -> Fn:
+    label = name or fn.__name__
+
+    @functools.wraps(fn)
+    async def call_async(*args: Any, **kwargs: Any) -> Any:
+        with FunctionScope(label):
+            return await fn(*args, **kwargs)
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with FunctionScope(label):
+            return fn(*args, **kwargs)
+
+    return cast("Fn", call_async if inspect.iscoroutinefunction(fn) else call)
 
 
 class Recorder:

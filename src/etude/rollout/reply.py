@@ -6,19 +6,19 @@ import functools
 import inspect
 import json
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, TypeAdapter, validate_call
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import ArgsKwargs, PydanticSerializationError
 
 from etude.core.call import Call
 from etude.core.errors import RequestError
 from etude.core.json_text import plain
 from etude.core.message import Message, Tool, tool_arguments
+from etude.wire.forms import check_conversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,32 +97,31 @@ _HEADING = re.compile(
 
 
 class PythonFunction:
-    """A function, method, or other callable that a model may call.
+    """A function or method that a model may call.
 
     Pydantic's schema of its signature describes it, with the texts of `Field` and the docstring.
     The same schema checks a call's arguments.
     """
 
-    def __init__(self, fn: Callable[..., Any]) -> None:
+    def __init__(self, fn: Any) -> None:
         """Describe `fn`. Raises RequestError if it is not a function, or an annotation has no JSON schema."""
-        if not callable(fn):
+        if not inspect.isroutine(fn):
             raise RequestError(f"a tool must be a dict or a function, found {fn!r:.80}")
-        inner = fn
-        while isinstance(inner, functools.partial):
-            inner = inner.func
-        self.name: str = getattr(inner, "__name__", type(inner).__name__)
-        routine = inner if inspect.isroutine(inner) else type(inner).__call__
+        self.name = fn.__name__
         try:
-            binding: Any = _binding(self.name, fn, inspect.unwrap(routine))
-            self._adapter = TypeAdapter(binding)
-            schema = self._adapter.json_schema(schema_generator=_Schema)
+            if "self" in inspect.signature(fn).parameters:
+                raise TypeError("it is a method without its object; pass a bound method")
+            call: Any = validate_call(fn)
+            adapter: TypeAdapter[Any] = TypeAdapter(call)
+            schema = adapter.json_schema(schema_generator=_Schema)
         except (PydanticUserError, NameError, AttributeError, TypeError, ValueError, SyntaxError) as error:
             raise RequestError(
                 f"function '{self.name}' cannot be described as a tool: {error}; annotate its arguments with "
                 f"types that JSON has"
             ) from error
-        documented = routine if inspect.isroutine(inner) or routine.__doc__ else type(inner)
-        text, said = _read_docstring(inspect.getdoc(documented) or "")
+        self.call: Callable[..., Any] = call
+        """Calls the function. Raises pydantic's ValidationError for arguments that do not fit."""
+        text, said = _read_docstring(inspect.getdoc(fn) or "")
         properties, others = schema.setdefault("properties", {}), schema.pop("additionalProperties", False)
         for name, described in properties.items():
             if "description" not in described and name in said:
@@ -135,62 +134,15 @@ class PythonFunction:
             "function": {"name": self.name, "parameters": schema, **description},
         }
 
-    def call(self, arguments: Mapping[str, Any]) -> Callable[[], Any]:
-        """Return the call with these arguments, converted to their annotated types.
-
-        Raises pydantic's ValidationError if they do not fit.
-        """
-        made: Callable[[], Any] = self._adapter.validate_python(ArgsKwargs((), dict(arguments)))
-        return made
-
-
-def _binding(name: str, fn: Callable[..., Any], routine: Any) -> Callable[..., Callable[[], Any]]:
-    """Return a function that takes the model's arguments by name and returns the call with them.
-
-    The model cannot set arguments that a `partial` has set by name, nor positional arguments of any number.
-    """
-    signature = inspect.signature(fn)
-    fixed = fn.keywords if isinstance(fn, functools.partial) else {}
-    by_place, parameters = [], []
-    for each in signature.parameters.values():
-        if each.name == "self":
-            raise TypeError("it is a method without its object; pass a bound method")
-        if each.kind is each.POSITIONAL_ONLY:
-            by_place.append(each.name)
-        if each.kind is each.VAR_KEYWORD:
-            parameters.append(each)
-        elif each.kind is not each.VAR_POSITIONAL and each.name not in fixed:
-            parameters.append(each.replace(kind=each.KEYWORD_ONLY))
-
-    def bind(**given: Any) -> Callable[[], Any]:
-        placed = [given.pop(name) for name in by_place if name in given]
-        return functools.partial(fn, *placed, **given)
-
-    bind.__name__, bind.__module__ = name, getattr(routine, "__module__", None) or __name__
-    bind.__annotations__ = {
-        each.name: each.annotation for each in parameters if each.annotation is not each.empty
-    }
-    bind.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return bind
-
 
 class _Schema(GenerateJsonSchema):
-    """A schema generator without titles, which only cost tokens, and defaults without a JSON form."""
+    """A schema generator without titles, which only cost tokens, and without defaults that JSON lacks."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         """Return False."""
         return False
-
-    def encode_default(self, dft: Any) -> Any:
-        """Return the default as JSON. Raises PydanticSerializationError."""
-        value = super().encode_default(dft)
-        try:
-            json.dumps(value, allow_nan=False)
-        except ValueError as error:
-            raise PydanticSerializationError(str(error)) from error
-        return value
 
 
 def _read_docstring(docstring: str) -> tuple[str, dict[str, str]]:
@@ -223,17 +175,9 @@ def describe_tools(tools: Sequence[Tool | Callable[..., Any]] | None) -> tuple[T
 
     Raises RequestError for anything else, and for a function that cannot be described.
     """
-    described = []
-    for tool in tools or ():
-        if not isinstance(tool, dict):
-            # Some callable objects are not hashable.
-            tool = (_described if isinstance(tool, Hashable) else PythonFunction)(tool).tool
-        elif not (isinstance(tool.get("function"), dict) and tool["function"].get("name")):
-            raise RequestError(
-                f"a tool must be {{'type': 'function', 'function': {{'name': …}}}}, found {tool!r:.80}"
-            )
-        described.append(tool)
-    return tuple(described)
+    described = tuple(tool if isinstance(tool, dict) else _described(tool).tool for tool in tools or ())
+    check_conversation((), described)
+    return described
 
 
 _described = functools.lru_cache(maxsize=256)(PythonFunction)

@@ -18,8 +18,8 @@ from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Evaluator
 from etude.core.threads import run_apart, stop_tasks
 from etude.engines.meter import asking_for
+from etude.rollout.collector import no_exit
 from etude.rollout.evaluator import WeightedEvaluator, as_evaluator, scored, unscored
-from etude.rollout.run_workflow import no_exit
 from etude.store.journal import Journal, Steps
 
 Scores = dict[str, EvalOutputItem]
@@ -201,17 +201,14 @@ async def _evaluate(evaluator: Evaluator, items: Sequence[EvalInputItem]) -> lis
             raise TypeError(f"evaluate_group returned {name_type(outputs)}; return a list of scores")
         if len(outputs) != len(items):
             raise ValueError(f"evaluate_group returned {len(outputs)} scores for {len(items)} episodes")
-        _require_order(items, outputs)
+        for item, output in zip(items, outputs, strict=True):
+            is_named = isinstance(output, EvalOutputItem) and "generation" in output.model_fields_set
+            if len(items) > 1 and is_named and output.generation != item.generation:
+                raise ValueError(
+                    f"evaluate_group returned generation {output.generation} in place of {item.generation}; "
+                    "return the scores in the order of the items"
+                )
         return [scored(*pair, evaluator.bounds) for pair in zip(items, outputs, strict=True)]
-
-
-def _require_order(items: Sequence[EvalInputItem], outputs: Sequence[Any]) -> None:
-    """Raise ValueError if outputs that name their generation are in another order than the items."""
-    for item, output in zip(items, outputs, strict=True):
-        is_named = isinstance(output, EvalOutputItem) and "generation" in output.model_fields_set
-        if len(items) > 1 and is_named and output.generation != item.generation:
-            found = f"generation {output.generation} in place of {item.generation}"
-            raise ValueError(f"evaluate_group returned {found}; return the scores in the order of the items")
 
 
 def _copy_item(item: EvalInputItem) -> EvalInputItem:

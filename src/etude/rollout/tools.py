@@ -9,6 +9,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError
@@ -56,7 +57,7 @@ class FunctionTools:
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Call a function with arguments that fit its annotations."""
         try:
-            value = await call_any(self._functions[name].call(arguments))
+            value = await call_any(partial(self._functions[name].call, **arguments))
             text = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
         except ValidationError as error:
             problems = "; ".join(

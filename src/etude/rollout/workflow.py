@@ -1,30 +1,27 @@
-"""The workflow: the user's agent code, and the named parts of it that training can target."""
+"""The workflow: the user's agent code, or a ready agent that answers a prompt and calls tools."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar, cast, overload
+from typing import Annotated, Any, overload
 
 from pydantic import Field
 
 from etude.config.builder import Builder
-from etude.config.component import WorkflowConfig
+from etude.config.component import CHANGEABLE, WorkflowConfig
 from etude.config.import_path import import_object, order_by_name, where_defined
-from etude.config.registry import register_workflow
-from etude.core.episode import WORKFLOW, ToolSet
+from etude.config.references import LlmRef, ReferenceTo
+from etude.config.registry import config_factory, register_workflow
+from etude.core.episode import Example, ToolSet
 from etude.core.errors import RequestError
-from etude.wire.retries import ContextValue
-
-Fn = TypeVar("Fn", bound=Callable[..., Any])
+from etude.core.message import Message
+from etude.rollout.episode import Episode
 
 _PARAMETERS = ("example", "episode")
-
-current_function: ContextVar[str] = ContextVar("etude_function", default=WORKFLOW)
-"""The function that model calls made here belong to."""
 
 
 @dataclass(frozen=True)
@@ -53,10 +50,6 @@ class Workflow:
             raise RequestError(
                 f"a workflow must be a function of an example and an episode, found {self.fn!r:.80}"
             )
-        try:
-            check_options(self.name, self.timeout)
-        except ValueError as error:
-            raise RequestError(f"{self.where}: workflow '{self.name}': {error}") from None
         try:
             signature = inspect.signature(self.fn)
         except (TypeError, ValueError):
@@ -97,15 +90,6 @@ class Workflow:
     def where(self) -> str:
         """The function's `file:line`, if known."""
         return where_defined(self.fn)
-
-
-def check_options(name: Any, timeout: Any) -> None:
-    """Raise ValueError for an impossible option of a decorator. None stands for its default."""
-    if name is not None and not (isinstance(name, str) and name):
-        raise ValueError(f"a name is text, found {name!r:.80}")
-    is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-    if timeout is not None and not (is_number and timeout > 0):
-        raise ValueError(f"timeout must be more than 0 s, found {timeout!r:.80}")
 
 
 @overload
@@ -164,47 +148,75 @@ def _name(fn: Callable[..., Any]) -> str:
     return str(getattr(fn, "__name__", type(fn).__name__))
 
 
-class FunctionScope(ContextValue[str]):
-    """Attributes model calls made inside to the named function, with `with` or `async with`."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(current_function, name)
-
-    async def __aenter__(self) -> None:
-        self.__enter__()
-
-    async def __aexit__(self, *error: object) -> None:
-        self.__exit__()
+_INPUT = re.compile(r"\{(\w+)\}")
 
 
-@overload
-def function(fn: Fn, /) -> Fn: ...
+class AgentConfig(WorkflowConfig, name="agent"):
+    """An agent with tools, without code."""
+
+    system: str = ""
+    """Set the system message. `{name}` stands for an input of the example."""
+    model: LlmRef | None = None
+    """Name the entry of `llms` that the agent samples from; default: the trained one."""
+    tools: Annotated[list[str] | None, ReferenceTo("tools")] = Field(default=None, min_length=1)
+    """Name the agent's tool sets; default: all of the config's."""
+    max_turns: Annotated[int, CHANGEABLE] = Field(default=10, ge=1)
+    """Limit the model's answers to the prompt, including those that call tools."""
+    prompt: str = ""
+    """Set the user's message. `{name}` stands for an input of the example. Default: the input `messages` or
+    `question`, or the only input."""
+
+    def workflow(self, *sets: ToolSet) -> Workflow:
+        """Return the agent as a workflow, with additional tool sets."""
+        return Workflow(self.type_name, _answer, None, {"config": self, "sets": sets}, sets)
+
+    def messages(self, example: Example) -> list[Message]:
+        """Return the messages that an episode begins with. Raises RequestError for an unknown input."""
+        system = _fill_inputs(self.system, example, "system")
+        return [*([{"role": "system", "content": system}] if system else []), *_prompt(example, self.prompt)]
 
 
-@overload
-def function(*, name: str) -> Callable[[Fn], Fn]: ...
+async def _answer(example: Example, episode: Episode, config: AgentConfig, sets: tuple[ToolSet, ...]) -> str:
+    """Answer the prompt, calling tools until the model needs no more."""
+    messages = config.messages(example)
+    async with episode.tools(*(config.tools or episode.tool_sets), *sets) as tools:
+        for turn in range(1, config.max_turns + 1):
+            reply = await episode.chat(messages, model=config.model, tools=tools.schemas)
+            messages.append(reply.message)
+            if not reply.tool_calls:
+                return reply.text
+            if turn < config.max_turns:
+                messages += await tools.call_all(reply.tool_calls)
+    episode.note(f"stopped after {config.max_turns} turns, while it was still calling tools")
+    return reply.text
 
 
-def function(fn: Fn | None = None, /, *, name: str | None = None) -> Fn | Callable[[Fn], Fn]:
-    """Decorate a function of an agent: model calls made inside it belong to it.
+def _fill_inputs(text: str, example: Example, key: str) -> str:
+    """Fill the example's inputs into the text. Raises RequestError for an unknown input."""
 
-    `@etude.function` takes the function's own name, `@etude.function(name="search")` another one.
-    `finetuning.target_functions` lists these names.
-    """
-    return (lambda fn: _copy_with_name(fn, name)) if fn is None else _copy_with_name(fn, name)
+    def value(match: re.Match[str]) -> str:
+        if match[1] not in example.inputs:
+            raise RequestError(
+                f"workflow.{key}: example '{example.id}' has no input '{match[0]}'; inputs: "
+                + ", ".join(example.inputs)
+            )
+        return str(example.inputs[match[1]])
+
+    return _INPUT.sub(value, text)
 
 
-def _copy_with_name(fn: Fn, name: str | None) -> Fn:
-    label = name or fn.__name__
+def _prompt(example: Example, template: str) -> list[Message]:
+    inputs = example.inputs
+    if template:
+        return [{"role": "user", "content": _fill_inputs(template, example, "prompt")}]
+    if isinstance(inputs.get("messages"), list):
+        return list(inputs["messages"])
+    if "question" in inputs or len(inputs) == 1:
+        return [{"role": "user", "content": str(inputs.get("question", next(iter(inputs.values()))))}]
+    raise RequestError(
+        f"example '{example.id}' has the inputs {', '.join(inputs) or '(none)'}; name those to ask for: "
+        "`workflow: {prompt: '…{name}…'}`"
+    )
 
-    @functools.wraps(fn)
-    async def call_async(*args: Any, **kwargs: Any) -> Any:
-        with FunctionScope(label):
-            return await fn(*args, **kwargs)
 
-    @functools.wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with FunctionScope(label):
-            return fn(*args, **kwargs)
-
-    return cast("Fn", call_async if inspect.iscoroutinefunction(fn) else call)
+register_workflow(config_type=AgentConfig)(config_factory(AgentConfig.workflow))

@@ -15,7 +15,7 @@ from etude.core.errors import EngineAway, EnvironmentAway, EpisodeError
 from etude.integrations.verifiers.components import VerifiersWorkflowConfig
 from etude.integrations.verifiers.environment import Tasks
 from etude.integrations.verifiers.scores import Score, episode_error, find_scores
-from etude.rollout.run_workflow import make_failure as failure_of_episode
+from etude.rollout.collector import make_failure as failure_of_episode
 
 
 def ran(agent: str, rewards: dict[str, tuple[float, float]], metrics: dict[str, Any] | None = None) -> Any:

@@ -11,7 +11,7 @@ from pydantic import Field, SecretStr, model_validator
 
 from etude.config.component import ToolsConfig
 from etude.core.errors import RequestError
-from etude.rollout.agent import AgentConfig
+from etude.rollout.workflow import AgentConfig
 
 
 class McpToolsConfig(ToolsConfig, name="mcp"):
