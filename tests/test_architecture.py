@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 58_551,
-    "modules": 284,
-    "lines of tests": 46_779,
+    "lines of source": 58_387,
+    "modules": 281,
+    "lines of tests": 46_713,
     "benchmark files": 12,
     "config keys": 315,
 }
