@@ -95,15 +95,15 @@ class Distillation(Grpo, name="distillation"):
             raise RequestError(
                 f"distillation: '{self.teacher}' ({type(innermost(engine)).__name__}) cannot score tokens"
             )
-        asked = [partial(self._request_logprobs, engine, sample) for sample in samples]
+
+        async def request(sample: Sample) -> list[float]:
+            with asking_for("teacher", sample.episode or ""):
+                logprobs = await engine.score(sample.ids)
+            return [float(value) if own else 0.0 for value, own in zip(logprobs, sample.mask, strict=True)]
+
+        asked = [partial(request, sample) for sample in samples]
         told: list[list[float]] = await asyncio.gather(*map(journal.step, keys, asked))
         return told
-
-    async def _request_logprobs(self, engine: Any, sample: Sample) -> list[float]:
-        """Ask an endpoint for the logprobs of a sample's tokens; 0 for tokens that were not sampled."""
-        with asking_for("teacher", sample.episode or ""):
-            scores = await engine.score(sample.ids)
-        return [float(value) if sampled else 0.0 for value, sampled in zip(scores, sample.mask, strict=True)]
 
     def assigned(self, groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Return the samples with the weighted advantages of reward and teacher, token by token."""

@@ -133,12 +133,24 @@ class Dpo(Preferences, name="dpo"):
     def samples(self, group: Group, tally: Tally) -> Sequence[Pair]:
         """Return the pairs of a group, largest reward difference first; pairs of answers by turn."""
         if self.compare == "episodes":
-            ranked = self._rank_pairs(group, lambda scored: scored.reward, tally)
-            return self._limit_pairs([pair for both in ranked for pair in _branch_pairs(*both, tally)], tally)
+            return self._limit_pairs(self._branch_pairs(group, tally), tally)
         pairs: list[Pair] = []
         for choice in (choice for scored in group for choice in self.choices(scored)):
             answers = self._rank_pairs(choice.samples, lambda sample: sample.reward, tally)
             pairs += self._limit_pairs([pair_answers(*both) for both in answers], tally)
+        return pairs
+
+    def _branch_pairs(self, group: Group, tally: Tally) -> list[Pair | None]:
+        """Return a pair for each branch that two episodes have and that began with the same prompt."""
+        pairs = []
+        for better, worse in self._rank_pairs(group, lambda scored: scored.reward, tally):
+            for chosen, rejected in zip(better.samples(), worse.samples(), strict=False):
+                if same_prompt(chosen, rejected):
+                    episodes = {"chosen_episode": chosen.episode, "rejected_episode": rejected.episode}
+                    rewards = {"chosen_reward": chosen.reward, "rejected_reward": rejected.reward}
+                    pairs.append(make_pair(chosen, rejected, branch=chosen.branch, **episodes, **rewards))
+                else:
+                    tally.left_out[OTHER_PROMPT] += 1
         return pairs
 
     def _rank_pairs(self, items: Sequence[T], value: Callable[[T], float], tally: Tally) -> list[tuple[T, T]]:
@@ -161,20 +173,3 @@ class Dpo(Preferences, name="dpo"):
         tally.leave_out(SAME_RESPONSE, len(pairs) - len(different))
         tally.leave_out(OVER_LIMIT, len(different) - len(kept))
         return kept
-
-
-def _branch_pairs(better: ScoredEpisode, worse: ScoredEpisode, tally: Tally) -> Iterator[Pair | None]:
-    """Yield a pair for each branch that both episodes have and that began with the same prompt."""
-    for chosen, rejected in zip(better.samples(), worse.samples(), strict=False):
-        if not same_prompt(chosen, rejected):
-            tally.left_out[OTHER_PROMPT] += 1
-            continue
-        yield make_pair(
-            chosen,
-            rejected,
-            branch=chosen.branch,
-            chosen_episode=chosen.episode,
-            rejected_episode=rejected.episode,
-            chosen_reward=chosen.reward,
-            rejected_reward=rejected.reward,
-        )

@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
-from typing import Any, TypeAlias
+from typing import Any
 
 from etude.algorithms.samples import (
     count_cut_off,
@@ -191,18 +191,16 @@ def by_agent(group: Group, tally: Tally | None = None) -> list[list[ScoredEpisod
     Raises RequestError if the episodes have neither.
     """
     groups: dict[str, list[ScoredEpisode]] = defaultdict(list)
+    is_measured = any(
+        event.kind == "score" and event.agent is not None for each in group for event in each.episode.events
+    )
     for scored in group:
-        parts = _played_parts if is_play(scored.episode) else _measured_parts
-        if parts is _measured_parts and not any(
-            event.kind == "score" and event.agent is not None
-            for each in group
-            for event in each.episode.events
-        ):
+        if not is_measured and not is_play(scored.episode):
             raise RequestError(
                 f"episode {scored.episode.id!r}: `credit` goes by what each agent earned, and none did. Play "
                 f"a protocol, or record it: `episode.score('{REWARD}', value, agent='name')`"
             )
-        for agent, calls, reward in parts(scored):
+        for agent, calls, reward in _parts(scored):
             if reward is not None:
                 price = scored.penalty * count_cut_off(calls)
                 groups[agent].append(replace(scored, calls=calls, agent=agent, reward=reward - price))
@@ -211,23 +209,19 @@ def by_agent(group: Group, tally: Tally | None = None) -> list[list[ScoredEpisod
     return list(groups.values())
 
 
-_Part: TypeAlias = tuple[str, list[Call], float | None]
-"""An agent, its calls in an episode, and its earnings there."""
-
-
-def _played_parts(scored: ScoredEpisode) -> Iterator[_Part]:
+def _parts(scored: ScoredEpisode) -> Iterator[tuple[str, list[Call], float | None]]:
+    """Yield each agent with its calls and its earnings."""
+    if not is_play(scored.episode):
+        for agent in dict.fromkeys(call.function for call in scored.calls):
+            event = recorded_score(scored.episode, REWARD, agent)
+            calls = [call for call in scored.calls if call.function == agent]
+            yield agent, calls, None if event is None else event.value
+        return
     tree = read_tree(scored.episode)
     for agent in tree.agents:
         own = {node.call for node in tree.nodes if node.agent == agent}
         if calls := [call for call in scored.calls if call.index in own]:
             yield agent, calls, tree.value(None, agent)
-
-
-def _measured_parts(scored: ScoredEpisode) -> Iterator[_Part]:
-    for agent in dict.fromkeys(call.function for call in scored.calls):
-        event = recorded_score(scored.episode, REWARD, agent)
-        calls = [call for call in scored.calls if call.function == agent]
-        yield agent, calls, None if event is None else event.value
 
 
 def turn_returns(
@@ -268,8 +262,7 @@ def find_choices(scored: ScoredEpisode, *, complete: bool = False) -> Iterator[C
     Elsewhere they are calls with equal prompts, valued by the step reward after the call. A call without a
     step reward is no answer to compare.
     """
-    choices = _play_choices(scored) if is_play(scored.episode) else _call_choices(scored)
-    for turn, (answers, bounds) in enumerate(choices):
+    for turn, (answers, bounds) in enumerate(_valued_answers(scored)):
         samples = []
         for call, value in answers:
             is_cut = count_cut_off([call])
@@ -279,6 +272,38 @@ def find_choices(scored: ScoredEpisode, *, complete: bool = False) -> Iterator[C
                 samples.append(replace(sample, notes={"turn": turn}))
         if len(samples) > 1:
             yield Choice(samples, bounds)
+
+
+def _valued_answers(
+    scored: ScoredEpisode,
+) -> Iterator[tuple[list[tuple[Call, float]], tuple[float, float] | None]]:
+    """Yield the answers to each prompt with their values, and the bounds of the values."""
+    calls, prompts = {call.index: call for call in scored.calls}, defaultdict[Any, list[int]](list)
+    if is_play(scored.episode):
+        tree = read_tree(scored.episode)
+        for agent, answers in tree.answers(scored.agent):
+            values = tree.values(agent)
+            means = {
+                call: math.fsum(values[node.id] for node in copies) / len(copies)
+                for call, copies in answers.items()
+            }
+            yield (
+                [(calls[call], mean) for call, mean in means.items() if call in calls],
+                tree.bounds.get(agent),
+            )
+        return
+    rewards = defaultdict[int, list[float]](list)
+    for event in scored.episode.events:
+        before = (call for call in reversed(scored.calls) if call.index <= event.after_call)
+        own = next((call for call in before if event.agent in (None, call.function)), None)
+        if event.kind == "step_reward" and event.value is not None and own is not None:
+            rewards[own.index].append(event.value)
+    for call in (call for call in scored.calls if call.index in rewards):
+        tokens = None if call.completion is None else call.completion.prompt_ids
+        prompt: Any = tuple(map(message_key, call.request.messages)) if tokens is None else tokens
+        prompts[prompt].append(call.index)
+    for group in prompts.values():
+        yield [(calls[index], math.fsum(rewards[index])) for index in group], None
 
 
 def pair_answers(better: Sample, worse: Sample) -> Pair | None:
@@ -311,36 +336,3 @@ def answer_groups(group: Group, discount: float, tally: Tally) -> list[list[Samp
         else:
             whole += scored.samples(returns=returns)
     return [samples for samples in (*groups, whole) if samples]
-
-
-_Choice: TypeAlias = tuple[list[tuple[Call, float]], tuple[float, float] | None]
-"""The answers to a prompt with their values, and the bounds of the values."""
-
-
-def _play_choices(scored: ScoredEpisode) -> Iterator[_Choice]:
-    tree = read_tree(scored.episode)
-    calls = {call.index: call for call in scored.calls}
-    for agent, answers in tree.answers(scored.agent):
-        values = tree.values(agent)
-        valued = [
-            (calls[call], math.fsum(values[node.id] for node in copies) / len(copies))
-            for call, copies in answers.items()
-            if call in calls
-        ]
-        yield valued, tree.bounds.get(agent)
-
-
-def _call_choices(scored: ScoredEpisode) -> Iterator[_Choice]:
-    calls, values = scored.calls, defaultdict[int, list[float]](list)
-    for event in scored.episode.events:
-        before = (call for call in reversed(calls) if call.index <= event.after_call)
-        own = next((call for call in before if event.agent in (None, call.function)), None)
-        if event.kind == "step_reward" and event.value is not None and own is not None:
-            values[own.index].append(event.value)
-    prompts = defaultdict[Any, list[tuple[Call, float]]](list)
-    for call in calls:
-        if call.index in values:
-            tokens = None if call.completion is None else call.completion.prompt_ids
-            prompt = tuple(map(message_key, call.request.messages)) if tokens is None else tokens
-            prompts[prompt].append((call, math.fsum(values[call.index])))
-    return ((answers, None) for answers in prompts.values())

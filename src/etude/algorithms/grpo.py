@@ -10,7 +10,6 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import repeat
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
@@ -119,13 +118,15 @@ class Grpo(Algorithm, name="grpo"):
             parts = (part for group in episodes for part in self.parts(group, tally))
             answers = (each for part in parts for each in answer_groups(part, self.discount, tally))
             made = [UnitGroup(each, [sample.reward for sample in each]) for each in answers]
-        return [*map(self._drop_if_flat, made, self.compared(made), repeat(tally))] if self._drops else made
-
-    def _drop_if_flat(self, group: UnitGroup, is_compared: bool, tally: Tally) -> UnitGroup:
-        if is_compared:
-            return group
-        tally.leave_out(GROUP_OF_ONE if len(group.rewards or ()) == 1 else NO_ADVANTAGE, len(group.units[:1]))
-        return replace(group, units=[])
+        if not self._drops:
+            return made
+        for index, is_compared in enumerate(self.compared(made)):
+            if not is_compared:
+                flat = made[index]
+                reason = GROUP_OF_ONE if len(flat.rewards or ()) == 1 else NO_ADVANTAGE
+                tally.leave_out(reason, len(flat.units[:1]))
+                made[index] = replace(flat, units=[])
+        return made
 
     def teaches(self, groups: Sequence[Sequence[Sample]]) -> bool:
         """Return whether any sample of a job has an advantage, or flat groups are explicitly kept."""

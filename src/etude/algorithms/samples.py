@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, TypeAlias
+from itertools import compress
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from etude.core.call import Call, continues
 from etude.core.conversion import thinking_key
@@ -21,7 +22,7 @@ from etude.core.sample import PER_TOKEN, Kind, Pair, Sample, SampleOrPair, Turn,
 CutOff: TypeAlias = Literal["train", "mask"]
 """The treatment of cut-off answers: trained on like others, or left out of the loss."""
 
-CUT_OFF_PAIR = "pair in which a whole side was cut off"
+CUT_OFF_PAIR = "pair with an answer that was cut off"
 CUT_OFF_SAMPLE = "sample in which every answer was cut off"
 
 
@@ -35,40 +36,26 @@ def mask_cut_off(unit: SampleOrPair, kind: Kind) -> SampleOrPair | str:
     """Return the unit without cut-off answers in its loss, or the reason why nothing is left to learn from.
 
     A compared sample keeps its place in the group, so it counts in the mean. In samples to imitate, or
-    without token ids, a cut-off answer becomes context. In a pair its tokens are masked.
+    without token ids, a cut-off answer becomes context, and everything after the last kept answer is removed.
     """
+    is_kept = [turn.finish_reason != "length" for sample in unit.samples for turn in sample.turns]
     if isinstance(unit, Pair):
-        chosen, rejected = (replace(side, mask=_complete(side)) for side in unit.samples)
-        if chosen.ids and rejected.ids:
-            is_empty = not (any(chosen.mask[unit.shared :]) and any(rejected.mask[unit.shared :]))
-        else:  # Texts are compared as wholes.
-            is_empty = any(map(_is_cut, (*chosen.turns, *rejected.turns)))
-        return CUT_OFF_PAIR if is_empty else replace(unit, chosen=chosen, rejected=rejected)
-    if not any(map(_is_cut, unit.turns)):
-        return unit
-    if kind == "samples" and unit.ids:
-        return unit.weighted(not _is_cut(turn) for turn in unit.turns)
-    kept = [turn for turn in unit.turns if not _is_cut(turn)]
+        return unit if all(is_kept) else CUT_OFF_PAIR
+    if all(is_kept) or (kind == "samples" and unit.ids):
+        return unit if all(is_kept) else unit.weighted(map(float, is_kept))
+    kept = [*compress(unit.turns, is_kept)]
     if not kept:
         return CUT_OFF_SAMPLE
-    # Cut-off answers become context. Everything after the last kept answer is removed.
     end, last = kept[-1].stop, kept[-1].message
-    fields: dict[str, Any] = {"ids": unit.ids[:end], "mask": _complete(unit)[:end]}
-    for name in PER_TOKEN:
-        values = getattr(unit, name)
-        fields[name] = None if values is None else values[:end]
-    messages = unit.messages[: last + 1] if last >= 0 else unit.messages
-    return replace(unit, turns=tuple(kept), messages=messages, **fields)
-
-
-def _is_cut(turn: Turn) -> bool:
-    return turn.finish_reason == "length"
-
-
-def _complete(sample: Sample) -> tuple[bool, ...]:
-    """Return the mask [T] without the tokens of cut-off answers."""
-    complete = sample.by_token(not _is_cut(turn) for turn in sample.turns)
-    return tuple(own and bool(kept) for own, kept in zip(sample.mask, complete, strict=True))
+    values = {name: getattr(unit, name) for name in PER_TOKEN}
+    return replace(
+        unit,
+        ids=unit.ids[:end],
+        mask=tuple(map(bool, unit.by_token(is_kept)[:end])),
+        turns=tuple(kept),
+        messages=unit.messages[: last + 1] if last >= 0 else unit.messages,
+        **{name: own and own[:end] for name, own in values.items()},
+    )
 
 
 EVERY_FUNCTION = "*"
@@ -143,6 +130,17 @@ def _extends(earlier: Call, call: Call) -> bool:
     return prompt[: len(sequence)] == sequence
 
 
+class _TurnTokens(NamedTuple):
+    """The tokens of a turn, as `Sample.of_turns` takes them."""
+
+    context_ids: Sequence[int]
+    token_ids: Sequence[int]
+    logprobs: Sequence[float] | None
+    advantages: None = None
+    weights: None = None
+    teacher_logprobs: None = None
+
+
 def make_sample(
     calls: Sequence[Call],
     episode: EpisodeRecord,
@@ -157,69 +155,51 @@ def make_sample(
 
     It has only messages if any call lacks token ids; see `require_tokens`.
     """
-    ids: list[int] = []
-    mask: list[bool] = []
-    turns: list[Turn] = []
-    messages: list[Message] = []
     known = all(_call_tokens(call) is not None for call in calls)
+    turns: list[tuple[Turn, _TurnTokens]] = []
+    messages: list[Message] = []
+    length = 0
     for call in calls:
         completion, shape = call.completion, call.request.sampling.shape()
         assert completion is not None, "a branch has answered calls"
-        prompt, sampled = completion.prompt_ids or (), completion.completion_ids or ()
-        if not known:
-            prompt = sampled = ()
-        mask += [False] * (len(prompt) - len(ids)) + [True] * len(sampled)
-        ids += [*prompt[len(ids) :], *sampled]
         messages += call.request.messages[len(messages) :]
-        turns.append(
-            Turn(
-                start=len(prompt),
-                stop=len(ids),
-                message=len(messages),
-                sampling=replace(shape, constraint=completion.constraint or shape.constraint),
-                model_version=None if call.logged else completion.model_version,
-                call=call.index,
-                function=call.function,
-                finish_reason=completion.finish_reason,
-                value=None if returns is None else returns[call.index],
-                replaced=call.logged,
-                token_ids=None if known else completion.completion_ids,
-                logprobs=None if known else completion.logprobs,
-            )
+        turn = Turn(
+            message=len(messages),
+            sampling=replace(shape, constraint=completion.constraint or shape.constraint),
+            model_version=None if call.logged else completion.model_version,
+            call=call.index,
+            function=call.function,
+            finish_reason=completion.finish_reason,
+            value=None if returns is None else returns[call.index],
+            replaced=call.logged,
+            token_ids=None if known else completion.completion_ids,
+            logprobs=None if known else completion.logprobs,
         )
         messages.append(completion.message)
-    return Sample(
-        ids=tuple(ids),
-        mask=tuple(mask),
-        logprobs=_logprobs(calls, episode, turns, len(ids)),
-        turns=tuple(turns),
-        reward=reward,
-        example=episode.example.id,
-        episode=episode.id,
-        generation=episode.generation,
-        branch=branch,
-        agent=agent,
-        messages=tuple(messages),
-        tools=tuple(calls[-1].request.tools),
-        notes={"drifted": False, **notes},
-    )
-
-
-def _logprobs(
-    calls: Sequence[Call], episode: EpisodeRecord, turns: Sequence[Turn], length: int
-) -> tuple[float, ...] | None:
-    """Return all tokens' logprobs, or None if any is missing. Raises TrainingError for a wrong count."""
-    spread = [0.0] * length
-    for call, turn in zip(calls, turns, strict=True):
-        if call.completion is None or call.completion.logprobs is None:
-            return None
-        if length and len(call.completion.logprobs) != turn.stop - turn.start:
-            raise TrainingError(
-                f"episode {episode.id!r}, call {call.index}: {len(call.completion.logprobs)} logprobs for "
-                f"{turn.stop - turn.start} sampled tokens"
-            )
-        spread[turn.start : turn.stop] = call.completion.logprobs if length else ()
-    return tuple(spread)
+        prompt, sampled, logprobs = (
+            completion.prompt_ids or (),
+            completion.completion_ids or (),
+            completion.logprobs,
+        )
+        if not known:
+            prompt, sampled, logprobs = (), (), logprobs and ()
+        turns.append((turn, _TurnTokens(prompt[length:], sampled, logprobs)))
+        length = len(prompt) + len(sampled)
+    try:
+        return Sample.of_turns(
+            turns,
+            reward=reward,
+            example=episode.example.id,
+            episode=episode.id,
+            generation=episode.generation,
+            branch=branch,
+            agent=agent,
+            messages=tuple(messages),
+            tools=tuple(calls[-1].request.tools),
+            notes={"drifted": False, **notes},
+        )
+    except ValueError as error:
+        raise TrainingError(f"episode {episode.id!r}: {error}") from error
 
 
 def step_returns(
