@@ -146,7 +146,7 @@ def row(name: str) -> list[str]:
             play = played(of, shape)
         except EngineError:
             continue  # The template refuses such conversations.
-        reasons |= {fault.partition(", ")[2]: None for fault in play.drift}
+        reasons |= play.drift
         on_purpose |= bool(play.on_purpose)
     extends = "yes, but for thinking that is left out" if on_purpose else "yes"
     why = FAMILIES[name].drifts

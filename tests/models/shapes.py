@@ -99,8 +99,8 @@ def played(template: ChatTemplate, shape: Shape) -> Play:
     for length in _prompts(shape):
         request = ChatRequest(shape.messages[:length], shape.tools, earlier=tuple(earlier))
         prompt = template.prompt(request)
-        if prompt.fault is not None:
-            (play.on_purpose if prompt.fault.on_purpose else play.drift)[str(prompt.fault)] = None
+        if prompt.fault:
+            (play.drift if prompt.drifted else play.on_purpose)[prompt.fault] = None
         if length < len(shape.messages):
             answer = shape.messages[length]
             ids = written_ids(template, request, answer)

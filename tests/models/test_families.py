@@ -109,7 +109,7 @@ def test_prompts_extend_within_a_cycle_of_tool_calls(name):
         if kind == "text and a call" and name in ("gemma4", "gemma4_v3", "gemma4_v4", "gemma4_v5"):
             assert prompt.drifted  # The template puts the tool's result between the call and the text.
         else:
-            assert prompt.fault is None
+            assert not prompt.fault
             assert prompt.ids[: len(prompt_ids + ids)] == prompt_ids + ids
 
 

@@ -88,7 +88,7 @@ async def sample_message(engine: TokenEngine, request: ChatRequest) -> Completio
         message=message,
         finish_reason="tool_calls" if is_whole and message.get("tool_calls") else completion.finish_reason,
         drifted=prompt.drifted,
-        fault="" if prompt.fault is None else prompt.fault.reason,
+        fault=prompt.fault,
         constraint=None if sampling is request.sampling else sampling.constraint,
     )
 

@@ -26,35 +26,14 @@ _SHOWN_CHARACTERS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Mismatched:
-    """The part of a conversation that a template writes differently after the conversation has continued.
-
-    Because of it, the prompt cannot extend the conversation's tokens and is rendered anew.
-    """
-
-    message: int | None
-    """Index of the message, from 0; None if the list of tools or an option has changed."""
-    reason: str
-    """Has the same words in all conversations, so that faults can be counted."""
-    on_purpose: bool = False
-    """Whether the family starts a new branch here by design, because it drops earlier thinking."""
-
-    def __str__(self) -> str:
-        return self.reason if self.message is None else f"message {self.message + 1}, {self.reason}"
-
-
-@dataclass(frozen=True, slots=True)
 class Prompt:
-    """Token ids of a prompt, and the reason if they had to be rendered anew."""
+    """Token ids of a prompt, and why they do not extend the earlier tokens, if they do not."""
 
     ids: tuple[int, ...]
-    fault: Mismatched | None = None
-    """The part of the earlier conversation that the template now writes differently."""
-
-    @property
-    def drifted(self) -> bool:
-        """Whether the prompt failed to extend the earlier tokens, and not by the family's design."""
-        return self.fault is not None and not self.fault.on_purpose
+    fault: str = ""
+    """What the template now writes differently, in words that are the same in all conversations."""
+    drifted: bool = False
+    """Whether it starts anew for another reason than the family's design, which drops earlier thinking."""
 
 
 Transcript = tuple[tuple[int, ...], tuple[bool, ...]]
@@ -117,12 +96,11 @@ class ChatTemplate:
             return Prompt(self.rendering.ids(text))
         completion = call.completion
         if completion is None or completion.prompt_ids is None or not completion.completion_ids:
-            reason = "role assistant: its tokens are not known"
-            return Prompt(self.rendering.ids(text), Mismatched(len(call.request.messages), reason))
+            return Prompt(self.rendering.ids(text), "role assistant: its tokens are not known", drifted=True)
         extended = self._extension(request, messages, call, completion, text)
         if extended is not None:
             return Prompt(extended)
-        return Prompt(self.rendering.ids(text), self._fault(request, messages, call))
+        return Prompt(self.rendering.ids(text), *self._fault(request, messages, call))
 
     def transcript(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> Transcript:
         """Return the tokens of a finished conversation. Raises errors as `require_written` does.
@@ -231,41 +209,32 @@ class ChatTemplate:
             prompt_ids + completion_ids + self.rendering.after(token, text, self.rendering.ids(token + text))
         )
 
-    def _fault(self, request: ChatRequest, messages: Sequence[Message], call: Call) -> Mismatched:
-        """Return why the request, which continues `call`, does not extend its tokens."""
+    def _fault(self, request: ChatRequest, messages: Sequence[Message], call: Call) -> tuple[str, bool]:
+        """Return why the request does not extend the tokens of `call`, and whether that is drift."""
         tools, options = call.request.tools, call.request.template_options
-        spoken = messages[: len(call.request.messages) + 1]
         if list(tools) != list(request.tools):
-            return Mismatched(None, "tools: other tools than before are offered")
+            return "tools: other tools than before are offered", True
         if dict(options) != dict(request.template_options):
-            return Mismatched(None, "template options: other values than before are set")
+            return "template options: other values than before are set", True
+        spoken = messages[: len(call.request.messages) + 1]
         now = self.rendering.text(messages, tools, options, ask=False)
-        asked = self.rendering.text(spoken[:-1], tools, options, ask=True)
         closed = self.rendering.text(spoken, tools, options, ask=False)
-        for then, seen in ((asked, spoken[:-1]), (closed, spoken)):
-            changed = shared_length(then, now)
-            for index in range(len(seen)):
-                # A rendering may end with text that belongs to no message, and only appears at the very end.
-                part = self.rendering.text_or_none(seen[: index + 1], tools, options)
-                if changed < shared_length(part or "", then):
-                    return self._mismatch(messages, index, now, "rewritten once the conversation goes on")
-        return self._mismatch(messages, len(spoken) - 1, now, "not written as it is asked for")
-
-    def _mismatch(self, messages: Sequence[Message], index: int, now: str, reason: str) -> Mismatched:
-        """Return the fault of a message that `now`, the rendering of all messages, has in other words."""
-        message = messages[index]
+        # A rendering may end with text that belongs to no message, and only appears at the very end.
+        parts = (self.rendering.text_or_none(spoken[:end], tools, options) for end in range(1, len(spoken)))
+        ends = [shared_length(part or "", closed) for part in parts]
+        index = sum(end <= shared_length(closed, now) for end in ends)
+        message = spoken[index]
         is_over = any(later.get("role") not in ("assistant", "tool") for later in messages[index + 1 :])
         is_meant = self.drops_thinking if is_over else self.drops_thinking_at_once
         thinking = message.get("reasoning_content")
-        is_dropped = not thinking or thinking not in now
-        if message.get("role") == "assistant" and is_dropped and is_meant:
+        if message.get("role") == "assistant" and is_meant and (not thinking or thinking not in now):
             when = "once the user speaks again" if is_over else "as soon as it is over"
-            reason = f"role assistant: its thinking is left out {when}"
-            return Mismatched(index, reason, on_purpose=True)
-        thinks = thinking or "</think>" in str(message.get("content"))
-        parts = ["thinking"] * bool(thinks) + ["tool calls"] * bool(message.get("tool_calls"))
-        role = f"role {message.get('role')}" + (f" with {' and '.join(parts)}" if parts else "")
-        return Mismatched(index, f"{role}: {reason}")
+            return f"role assistant: its thinking is left out {when}", False
+        kinds = {"thinking": thinking or "</think>" in str(message.get("content"))}
+        kinds["tool calls"] = message.get("tool_calls")
+        found = " and ".join(kind for kind, is_there in kinds.items() if is_there)
+        role = f"role {message.get('role')}" + (f" with {found}" if found else "")
+        return f"{role}: rewritten once the conversation goes on", True
 
     @cached_property
     def _end_of_turn(self) -> str:
