@@ -29,8 +29,7 @@ from etude.algorithms.imitation import Supervised
 from etude.core.sample import Sample, Turn
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.objective import Objective
-from etude.learner.padding import trained_units
-from etude.learner.tree_passes import PackedStep
+from etude.learner.passes import PackedStep, trained_units
 from etude.models.policy import Policy
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 

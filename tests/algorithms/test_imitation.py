@@ -15,7 +15,7 @@ from etude.core.conversion import Encoder, to_sample, to_trajectory
 from etude.core.errors import ConfigError, RequestError
 from etude.engines.openai_compatible import OpenAiEngine
 from etude.engines.openai_config import OpenAiLlmConfig
-from etude.learner.tree_passes import sample_logprobs
+from etude.learner.passes import sample_logprobs
 from etude.protocols import SCALES, Move, adp, nip
 from etude.protocols.scenario import parse_answer
 from etude.store.run_folder import RunFolder

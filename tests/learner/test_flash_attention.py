@@ -12,8 +12,8 @@ from hypothesis import given
 
 from etude.algorithms.grpo import Grpo
 from etude.learner import flash_attention
+from etude.learner.passes import tree_hidden, tree_refusal
 from etude.learner.tree import TreeLayout, make_levels, token_tree
-from etude.learner.tree_passes import tree_hidden, tree_refusal
 from etude.models.device import choose_device
 from tests.learner.gradients import assert_same, forest, get_gradient, to_batch
 from tests.learner.test_tree import SEQUENCES

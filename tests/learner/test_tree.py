@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from etude.algorithms.grpo import Grpo
 from etude.core.sample import Sample
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.padding import balanced_runs, cheapest_runs, trained_units
+from etude.learner.passes import PackedStep, balanced_runs, cheapest_runs, trained_units, tree_refusal
 from etude.learner.team import Team
 from etude.learner.tree import token_tree
-from etude.learner.tree_passes import PackedStep, tree_refusal
 from tests.learner.gradients import assert_same, forest, get_gradient, to_batch, train
 from tests.learner.team_process import OBJECTIVES, batch
 from tests.models.tiny_models import family, fresh_policy, policy

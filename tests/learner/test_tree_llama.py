@@ -56,7 +56,7 @@ def cosine(one: Gradient, other: Gradient) -> float:
 def test_the_gradient_is_that_of_the_modules(monkeypatch, name, lora):
     of, batch = make_policy(name, lora), to_batch(forest(4, 12))
     lean = get_gradient(of, batch, Grpo())
-    monkeypatch.setattr("etude.learner.tree_passes.is_lean", lambda model: False)
+    monkeypatch.setattr("etude.learner.passes.is_lean", lambda model: False)
     assert_same(lean, get_gradient(of, batch, Grpo()))
 
 
@@ -69,7 +69,7 @@ def test_in_bfloat16_it_is_as_near_to_that_of_float32_as_the_modules_come(monkey
     _, lean = get_gradient(half, batch, objective)
     assert cosine(lean, exact) > 0.999
     assert float((flat(lean) - flat(exact)).norm() / flat(exact).norm()) < 0.05
-    monkeypatch.setattr("etude.learner.tree_passes.is_lean", lambda model: False)
+    monkeypatch.setattr("etude.learner.passes.is_lean", lambda model: False)
     for packing in ("tree", "padded"):
         _, usual = get_gradient(half, batch, objective, packing=packing)
         assert cosine(lean, usual) > 0.999

@@ -13,8 +13,7 @@ from etude.algorithms.dpo import Dpo
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
 from etude.learner import tree
-from etude.learner.padding import trained_units
-from etude.learner.tree_passes import PackedStep, tree_refusal
+from etude.learner.passes import PackedStep, trained_units, tree_refusal
 from tests.learner.gradients import assert_same, forest, get_gradient, to_batch
 from tests.models.tiny_models import family, fresh_policy, policy
 from tests.support import one_quick

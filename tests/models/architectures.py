@@ -14,7 +14,7 @@ import transformers
 
 from etude.engines.decoder import SlotDecoder
 from etude.engines.embedded import make_decoder
-from etude.learner.tree_passes import tree_refusal
+from etude.learner.passes import tree_refusal
 from etude.models.architecture import layer_kinds, model_class
 from etude.models.policy import LoraOptions, Policy
 from tests.models.tiny_models import family, loud, tiny_sizes, tokenizer

@@ -85,7 +85,7 @@ class Distillation(Grpo, name="distillation"):
         asker = self.teacher if runtime.target is None else f"{self.teacher}/{runtime.target}"
         keys = [f"teacher/{asker}/{one.episode}/{one.branch}/{one.agent or ''}" for one in samples]
         if policy is not None:
-            from etude.learner.tree_passes import sample_logprobs
+            from etude.learner.passes import sample_logprobs
 
             # All at once, so that shared prefixes are computed once.
             read = partial(asyncio.to_thread, sample_logprobs, policy, samples)

@@ -139,7 +139,9 @@ class _Tempered(torch.autograd.Function):
         sums_E1 = hidden_ED.new_empty(len(targets_E), 1, dtype=torch.float32)
         for rows in _rows(logits_EV):
             cold_R1 = None if cold_E1 is None else cold_E1[rows]
-            found_E1[rows], sums_E1[rows] = _select_logprobs(logits_EV[rows], targets_E[rows, None], cold_R1)
+            logits_RV = _cool(logits_EV[rows], cold_R1)
+            sums_E1[rows] = torch.logsumexp(logits_RV, dim=-1, keepdim=True)
+            found_E1[rows] = logits_RV.gather(1, targets_E[rows, None]) - sums_E1[rows]
         ctx.save_for_backward(hidden_ED, weight_VD, targets_E, cold_E1, logits_EV, sums_E1)
         return found_E1.squeeze(1)
 
@@ -148,27 +150,14 @@ class _Tempered(torch.autograd.Function):
         hidden_ED, weight_VD, targets_E, cold_E1, logits_EV, sums_E1 = ctx.saved_tensors
         for rows in _rows(logits_EV):
             cold_R1 = None if cold_E1 is None else cold_E1[rows]
-            numbers = sums_E1[rows], grad_E[rows, None]
-            _become_gradient(logits_EV[rows], targets_E[rows, None], cold_R1, *numbers)
+            # With probabilities p, the gradient of log p_t is 1_t - p. It overwrites the logits.
+            grad_R1, logits_RV = grad_E[rows, None], logits_EV[rows]
+            grad_RV = _cool(logits_RV, cold_R1).sub_(sums_E1[rows]).exp_().mul_(grad_R1).neg_()
+            grad_RV.scatter_add_(1, targets_E[rows, None], grad_R1)
+            logits_RV.copy_(grad_RV if cold_R1 is None else grad_RV.mul_(cold_R1))
         of_hidden = logits_EV @ weight_VD if ctx.needs_input_grad[0] else None
         of_weight = logits_EV.t() @ hidden_ED if ctx.needs_input_grad[1] else None
         return of_hidden, of_weight, None, None
-
-
-def _select_logprobs(logits_RV: Tensor, target_R1: Tensor, cold_R1: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the tokens' logprobs, and the logits' log-sum-exp, both [R, 1]."""
-    logits_RV = _cool(logits_RV, cold_R1)
-    sums_R1 = torch.logsumexp(logits_RV, dim=-1, keepdim=True)
-    return logits_RV.gather(1, target_R1) - sums_R1, sums_R1
-
-
-def _become_gradient(
-    logits_RV: Tensor, target_R1: Tensor, cold_R1: Tensor | None, sums_R1: Tensor, grad_R1: Tensor
-) -> None:
-    """Overwrite logits with their gradient. With probabilities p, log p_t has the gradient 1_t - p."""
-    grad_RV = _cool(logits_RV, cold_R1).sub_(sums_R1).exp_().mul_(grad_R1).neg_()
-    grad_RV.scatter_add_(1, target_R1, grad_R1)
-    logits_RV.copy_(grad_RV if cold_R1 is None else grad_RV.mul_(cold_R1))
 
 
 def _rows(logits_EV: Tensor) -> Iterator[slice]:

@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
-from etude.core.errors import RequestError, StoreError, TrainingError
+from etude.core.errors import StoreError, TrainingError
 from etude.core.sample import Sample
 from etude.learner.head import has_plain_head
 from etude.learner.objective import (
@@ -29,10 +29,9 @@ from etude.learner.objective import (
     with_start_logprobs,
 )
 from etude.learner.optimiser import OPTIMISER_FILE, STATE_FILE, Optimiser, Schedule, Snapshot
-from etude.learner.padding import Shares, padded_passes, padded_row, trained_units
+from etude.learner.passes import PackedStep, Shares, padded_passes, padded_row, trained_units, tree_refusal
 from etude.learner.team import Team, idle
 from etude.learner.tree_llama import checkpointable_layers, checkpointing_layers
-from etude.learner.tree_passes import PackedStep, tree_refusal
 from etude.models.architecture import text_config
 from etude.models.policy import Policy
 from etude.models.weights import load_tensors
@@ -120,19 +119,6 @@ class Learner:
         kept = _KEPT_PER_NUMBER * int(config.num_hidden_layers * config.hidden_size * size)
         return min(max(_KEPT // kept, _LEAST_BUDGET), _BUDGET_ON_GPU)
 
-    def _spare_memory(self) -> bool:
-        """Turn on gradient checkpointing, if options and model allow it; return whether this turned it on."""
-        if self.options.gradient_checkpointing is not None or self._spares_memory or self.team.shards:
-            return False
-        try:
-            checkpointable_layers(self.policy.model)
-        except RequestError:
-            return False
-        self._spares_memory = True
-        self._add_note("layers are computed twice, because the GPU's memory had run out")
-        torch.cuda.empty_cache()
-        return True
-
     def _add_note(self, note: str) -> None:
         self.note = note if self.note is None else f"{self.note}; {note}"
 
@@ -189,8 +175,13 @@ class Learner:
             return self.add_gradient(units, objective, canceled)
         except torch.OutOfMemoryError:
             self.optimiser.drop_gradient()
-            if not self._spare_memory():
+            wish = self.options.gradient_checkpointing
+            if wish is not None or self._spares_memory or self.team.shards:
                 raise
+        checkpointable_layers(self.policy.model)
+        self._spares_memory = True
+        self._add_note("layers are computed twice, because the GPU's memory had run out")
+        torch.cuda.empty_cache()
         return self.add_gradient(units, objective, canceled)
 
     def end_training(self) -> None:

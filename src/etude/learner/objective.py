@@ -1,8 +1,7 @@
 """The interface between the learner and an algorithm's loss.
 
 An objective gets padded tensors and returns a scalar. Weights are normalised over the whole optimiser step
-beforehand, so micro-batches just add up. The modules `etude.learner.padding` and `etude.learner.tree_passes`
-run the sequences through the model.
+beforehand, so micro-batches just add up.
 """
 
 from __future__ import annotations

@@ -87,8 +87,6 @@ class Schedule:
     """Steps over which the rate rises from 0, counted over the whole run."""
     trainings: int = 1
     """Number of trainings in the run; the rate falls over all of them."""
-    floor: float = 0.0
-    """The share that remains at the end of the run, and after it."""
 
     def share(self, step: int, trained: int, part: float) -> float:
         """Return a step's share of the highest rate.
@@ -98,14 +96,8 @@ class Schedule:
         """
         warm = min(1.0, step / self.warmup_steps) if self.warmup_steps else 1.0
         done = min(1.0, (trained + part) / self.trainings)
-        match self.shape:
-            case "constant":
-                return warm
-            case "linear":
-                fall = 1.0 - done
-            case "cosine":
-                fall = 0.5 * (1.0 + math.cos(math.pi * done))
-        return warm * (self.floor + (1.0 - self.floor) * fall)
+        falls = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}
+        return warm * falls[self.shape]
 
 
 _HALF = torch.bfloat16, torch.float16

@@ -1,7 +1,7 @@
-"""The plain way to run sequences through a model, right-padded micro-batches; and helpers for every way.
+"""Passes of sequences through a model: as token trees, with every token once, or right-padded.
 
-It is correct for any causal language model, because tokens to the right of a token cannot affect it. It is
-the baseline that every faster way must equal.
+Padding is correct for any causal language model, because tokens to the right of a token cannot affect it. It
+is the baseline that trees must equal.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count, repeat
+from operator import sub
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,11 +19,21 @@ import torch
 
 from etude.core.call import Sampling
 from etude.core.errors import EngineError, TrainingError
-from etude.core.sample import Sample, Turn
-from etude.learner.head import Head, last_hidden
+from etude.core.sample import Sample
+from etude.learner.head import Head, has_plain_head, head_logits, last_hidden
 from etude.learner.objective import MicroBatch, Pass, States, Unit
-from etude.learner.tree import Places
-from etude.models.architecture import logits_after
+from etude.learner.tree import Places, TokenTree, TreeLayout, token_tree
+from etude.learner.tree_attention import tree_attention
+from etude.learner.tree_llama import is_lean, lean_hidden
+from etude.models.architecture import (
+    FULL,
+    SLIDING,
+    layer_kinds,
+    logit_error,
+    logits_after,
+    text_config,
+    without_lora,
+)
 from etude.models.distribution import Adjuster, Adjustment
 from etude.models.grammar import Grammars
 from etude.models.policy import Policy
@@ -264,25 +276,141 @@ def _find_distributions(
                 continue
             span, kind = slice(turn.start, turn.stop), (turn.sampling, turn.start)
             own_kinds[span] = [numbers.setdefault(kind, len(numbers) + 1)] * (turn.stop - turn.start)
-            own_shapes[span] = _shapes(trained.sample, turn, grammars)
+            prompt, answer = trained.sample.ids[: turn.start], trained.sample.ids[span]
+            episode = trained.sample.episode or "?"
+            try:
+                found = grammars.replay(turn.sampling, prompt, answer)
+                if found is None:
+                    _LOG.warning(
+                        "an answer of episode %s is not of the form that it was sampled in (%s), as the "
+                        "learner reads it: it is trained on without the form",
+                        episode,
+                        turn.sampling.constraint and turn.sampling.constraint.kind,
+                    )
+                    found = grammars.replay(replace(turn.sampling, constraint=None), prompt, answer)
+            except EngineError as error:
+                raise TrainingError(f"episode {episode}: {error}") from error
+            own_shapes[span] = found or []
         kinds.append(trained.values(own_kinds))
         shapes += [own_shapes[at] for at in trained.positions]
     return np.concatenate(kinds).astype(np.int64), shapes
 
 
-def _shapes(sample: Sample, turn: Turn, grammars: Grammars) -> list[Adjustment]:
-    prompt, answer = sample.ids[: turn.start], sample.ids[turn.start : turn.stop]
-    sampling = turn.sampling
+class PackedStep:
+    """The units of one optimiser step as a token tree."""
+
+    def __init__(self, units: Sequence[TrainedUnit]) -> None:
+        self._units = units
+        self._tree = token_tree([sample.ids for unit in units for sample in unit])
+        paths = iter(self._tree.paths)
+        self._paths = [[next(paths) for _ in unit] for unit in units]
+        """The paths of each unit's samples in the tree."""
+        self.size = len(self._tree)
+        """Number of tokens that go through the model."""
+        tokens = sum(len(each.sample.ids) for unit in units for each in unit)
+        self.pays = 0 < self.size <= 0.8 * tokens
+        """Whether samples share enough tokens for a tree to be faster than padding, on a CPU."""
+
+    def passes(self, shares: Shares, token_budget: int, policy: Policy) -> Iterator[Pass]:
+        """Yield passes of at most `token_budget` tokens of the tree; arguments are as for `padded_passes`."""
+        row, runs = self.row(), [(0, len(self._units))] if self._units else []
+        if self.size > token_budget:
+            runs = cheapest_runs(row.alone, row.after, token_budget)
+        for start, stop in runs:
+            samples = [sample for index in sorted(row.order[start:stop]) for sample in self._units[index]]
+            tree = self._tree if len(runs) == 1 else token_tree([sample.ids for sample in samples])
+            yield make_pass(samples, tree.paths, shares, policy, partial(_tree_states, tree, policy.device))
+
+    def row(self) -> UnitSequence:
+        """Return the units in depth-first order, as passes and processes take them."""
+        places = [np.unique(np.concatenate(paths)) for paths in self._paths]
+        order = sorted(range(len(places)), key=lambda index: tuple(places[index][-1:]))
+        before = [np.empty(0, np.int64), *(places[index] for index in order)]
+        alone = [len(places[index]) for index in order]
+        pairs = zip((places[index] for index in order), before, strict=False)
+        shared = [len(np.intersect1d(own, last, assume_unique=True)) for own, last in pairs]
+        return UnitSequence(tuple(order), tuple(alone), tuple(map(sub, alone, shared)))
+
+
+def _tree_states(tree: TokenTree, device: torch.device, needed: Places) -> States:
+    """Return the states of the tree's tokens at the places `needed`."""
+    ids_N, layout = torch.from_numpy(tree.ids).to(device), TreeLayout.of(tree, device, needed)
+    return lambda model: (Head.of(model), tree_hidden(model, ids_N, layout))
+
+
+def sample_logprobs(
+    policy: Policy, samples: Sequence[Sample], token_budget: int = 16384
+) -> list[list[float]]:
+    """Return each sample's token logprobs [T] under a policy, without a gradient.
+
+    They belong to the distributions that the tokens were drawn from, under this policy. They are 0 where the
+    mask is False.
+    """
+    units: list[Unit] = [(replace(sample, weights=None, advantages=None),) for sample in samples]
+    rows = trained_units(units)
+    step = PackedStep(rows)
+    with policy.lock, torch.no_grad():
+        given = (1.0, 1.0), token_budget, policy
+        is_tree = step.pays and tree_refusal(policy.model) is None
+        passes = step.passes(*given) if is_tree else padded_passes(rows, *given, has_plain_head(policy.model))
+        logprobs = [np.zeros(len(sample.ids)) for sample in samples]
+        for chunk in passes:
+            for number, values in zip(chunk.rows, chunk.trained(chunk.logprobs(policy.model)), strict=True):
+                logprobs[number][rows[number][0].positions] = values
+    return [values.tolist() for values in logprobs]
+
+
+def tree_hidden(model: Any, ids_N: torch.Tensor, layout: TreeLayout) -> torch.Tensor:
+    """Return the last hidden states [Q, D] of the tokens `layout.last`; a token's position is its depth."""
+    plain = without_lora(model)
+    if is_lean(plain):
+        return lean_hidden(plain, ids_N, layout)
+    with tree_attention(model):
+        output = plain.base_model(
+            input_ids=ids_N[None], position_ids=layout.depths_N[None], use_cache=False, tree=layout
+        )
+    hidden_QD: torch.Tensor = output.last_hidden_state[0].index_select(0, layout.last.places_Q)
+    return hidden_QD
+
+
+def tree_refusal(model: Any) -> str | None:
+    """Return the reason why a model does not support token trees, as a sentence, or None if it does.
+
+    A trial run tests its attention, positions and head: a small tree must give the logits of plain forward
+    passes.
+    """
+    kinds = layer_kinds(model)
+    if not getattr(without_lora(model), "_supports_attention_backend", False):
+        return "this model does not use the attention interface of transformers"
+    if not set(kinds) <= {FULL, SLIDING}:
+        return "this model has layers that are not plain attention"
     try:
-        shapes = grammars.replay(sampling, prompt, answer)
-        if shapes is None:
-            _LOG.warning(
-                "an answer of episode %s is not of the form that it was sampled in (%s), as the learner "
-                "reads it: it is trained on without the form",
-                sample.episode or "?",
-                sampling.constraint and sampling.constraint.kind,
-            )
-            shapes = grammars.replay(replace(sampling, constraint=None), prompt, answer)
-    except EngineError as error:
-        raise TrainingError(f"episode {sample.episode or '?'}: {error}") from error
-    return shapes or []
+        windows, off = _try(model)
+    except (ValueError, TypeError, RuntimeError, AttributeError, KeyError, IndexError) as error:
+        return f"this model cannot be run on a token tree ({type(error).__name__}: {error})"
+    if len(windows) != len(kinds) or sum(map(bool, windows)) != kinds.count(SLIDING):
+        return "not all layers of this model tell their sliding window"
+    if off is not None:
+        return f"this model's logits on a token tree are off by {off} of the largest"
+    return None
+
+
+@torch.no_grad()
+def _try(model: Any) -> tuple[list[int | None], str | None]:
+    """Return the layers' windows on a small tree, and how far its logits are off, or None."""
+    device, size = next(model.parameters()).device, text_config(model).vocab_size
+    draw = np.random.default_rng(0)
+    stem, *ends = (draw.integers(size, size=count).tolist() for count in (5, 3, 4, 2))
+    sequences = [stem + end for end in ends]
+    tree = token_tree(sequences)
+    needed = np.flatnonzero(tree.depths >= len(stem) - 1)
+    layout = TreeLayout.of(tree, device, needed, most=3)
+    logits_QV = head_logits(model, tree_hidden(model, torch.from_numpy(tree.ids).to(device), layout))
+    plain, logits = [], []
+    for sequence, path in zip(sequences, tree.paths, strict=True):
+        positions = torch.arange(len(stem) - 1, len(sequence), device=device)
+        plain.append(logits_after(model, torch.tensor([sequence], device=device), positions)[0])
+        rows = np.searchsorted(needed, path[len(stem) - 1 :])
+        logits.append(logits_QV[torch.from_numpy(rows).to(device)])
+    dtype = next(model.parameters()).dtype
+    return layout.windows, logit_error(torch.cat(logits), torch.cat(plain), dtype)
