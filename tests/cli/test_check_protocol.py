@@ -1,4 +1,4 @@
-"""`etude check` and protocols: names of agents, comparisons that are never made, and what it cannot try."""
+"""`etude check` and protocols: names of agents, and targets that no agent samples from."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import pytest
 import yaml
 
 from tests.cli.projects import change, etude
-from tests.support import one_quick
 
 CLAIMS = [{"id": f"e{number}", "label": number % 2} for number in range(4)]
 
@@ -92,35 +91,3 @@ def test_a_target_that_no_agent_samples_from_is_found(folder: Path) -> None:
     assert shown.exit_code == 2
     told = " ".join((shown.stderr + shown.stdout).split())
     assert "finetuning.targets.talker: no agent samples from 'talker'" in told
-
-
-TURNS = {"_type": "dpo", "compare": "turns", "num_generations": 1}
-
-
-@pytest.mark.parametrize(
-    ("builder", "widths", "broken"),
-    [
-        (TURNS, {"prover": 2}, "judge"),
-        (TURNS, {"prover": 2, "verifier": [1, 2]}, ""),
-        *one_quick(
-            # A list by round: the verifier's only turn is the second.
-            (TURNS, {"verifier": [2, 1]}, "talker judge"),
-            (TURNS, 1, "talker judge"),
-            ({"_type": "malt", "num_responses": 1}, 3, "talker judge"),
-            ({"_type": "grpo", "credit": "turn", "num_generations": 2}, 1, ""),
-            ({"_type": "dpo", "num_generations": 2}, 1, ""),
-        ),
-        ({"_type": "malt", "num_responses": {"verifier": 2}}, 3, "talker"),
-        ({"_type": "grpo", "credit": "turn", "num_generations": 1}, 1, "talker judge"),
-        ({"_type": "dpo", "num_generations": 1}, 1, "talker judge"),
-    ],
-)
-def test_a_comparison_that_can_never_be_made_is_found(
-    folder: Path, builder: dict[str, Any], widths: Any, broken: str
-) -> None:
-    project(folder, trajectory_builders__mine=builder, workflow__widths=widths)
-    shown = etude("check", "config.yml", "--json")
-    findings = json.loads(shown.stdout)["findings"]
-    failed = [finding["what"].split()[-1] for finding in findings if finding["status"] == "error"]
-    assert failed == broken.split()
-    assert shown.exit_code == (2 if broken else 0)

@@ -26,14 +26,7 @@ from etude.algorithms.episodes import (
     without_cut_off,
     without_retries,
 )
-from etude.algorithms.samples import (
-    EVERY_FUNCTION,
-    CutOff,
-    count_cut_off,
-    find_branches,
-    require_tokens,
-    targeted_calls,
-)
+from etude.algorithms.samples import CutOff, count_cut_off, find_branches, require_tokens, targeted_calls
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
 from etude.core.call import Call
@@ -44,8 +37,6 @@ from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
 from etude.core.keys import content_hash, generator
 from etude.core.sample import Kind, SampleOrPair
 from etude.core.trajectory import Method
-from etude.protocols.branching import Widths, branches
-from etude.protocols.workflow import ProtocolWorkflow
 from etude.rollout.collections import current_number, examples_for_epoch
 from etude.rollout.evaluation import merge_outputs
 from etude.store.files import append_json_line
@@ -357,34 +348,3 @@ class CollectingBuilder(TrajectoryBuilder):
         if (reward := self.run_config.reward_function) is not None:
             return reward.name
         raise RequestError("no reward function: name an evaluator under 'finetuning.reward_function.name'")
-
-
-async def played_by(builder: Builder) -> ProtocolWorkflow | None:
-    """Return the protocol that the config's workflow plays, or None for another kind of agent."""
-    if builder.config.workflow is None:
-        return None
-    played = (await builder.get_workflow()).fn
-    return played if isinstance(played, ProtocolWorkflow) else None
-
-
-async def require_branching(builder: Builder, widths: Widths | None, what: str, remedy: str) -> None:
-    """Raise RequestError if no turn of a trained agent can have the several answers that `what` compares.
-
-    `widths` are the builder's; None means the workflow's.
-    """
-    played = await played_by(builder)
-    if played is None:
-        return
-    finetuning = builder.config.finetuning
-    functions = set(finetuning.target_functions)
-    trained = [
-        agent
-        for agent, model in played.models.items()
-        if functions & {agent, EVERY_FUNCTION} and model in (None, finetuning.target_model)
-    ]
-    if trained and not branches(played.protocol, widths or Widths.of(played.widths), trained):
-        names = " and ".join(f"'{agent}'" for agent in trained)
-        raise RequestError(
-            f"{what} compares several answers to one prompt, and every turn of {names} in the protocol "
-            f"'{played.protocol.name}' has one: nothing would be trained. {remedy}"
-        )

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, ClassVar, Literal, TypeVar
 from pydantic import Field, FiniteFloat
 
 from etude.algorithms.algorithm import Algorithm, OfGradient
-from etude.algorithms.collecting import Need, require_branching
+from etude.algorithms.collecting import Need
 from etude.algorithms.episodes import (
     Choice,
     Group,
-    ScoredEpisode,
     Tally,
     UnitGroup,
     by_agent,
@@ -28,7 +27,6 @@ from etude.core.sample import Kind, Pair, Sample
 if TYPE_CHECKING:
     import torch
 
-    from etude.config.builder import Builder
     from etude.learner.objective import MicroBatch
 
 TIE = "pair with equal rewards"
@@ -36,6 +34,7 @@ TOO_CLOSE = "pair whose rewards differ by less than min_reward_diff"
 SAME_RESPONSE = "pair of equal responses"
 OTHER_PROMPT = "pair of episodes that began with different prompts"
 OVER_LIMIT = "pair beyond max_pairs_per_group"
+NO_CHOICE = "episode in which no prompt has several answers (protocols need `widths`)"
 
 _TOLERANCE = 1e-9
 """Makes 0.3 - 0.1 count as a difference of 0.2."""
@@ -58,9 +57,12 @@ class Preferences(Algorithm, name=""):
     reference: OfGradient[Literal["sampler", "base"]] = "sampler"
     """Choose the reference: the policy that sampled the pairs, or the base model."""
 
-    def choices(self, scored: ScoredEpisode) -> Iterator[Choice]:
-        """Yield the prompts of an episode with several answers to compare, without masked answers."""
-        return find_choices(scored, complete=self.cut_off == "mask")
+    def choices(self, group: Group, tally: Tally) -> Iterator[Choice]:
+        """Yield the prompts of episodes with several answers to compare, without masked answers."""
+        for scored in group:
+            found = list(find_choices(scored, complete=self.cut_off == "mask"))
+            tally.leave_out(NO_CHOICE, int(not found))
+            yield from found
 
     def needs(self) -> set[Need]:
         """Return the needed logprobs. The sampler's come with the data; the base model's must be computed."""
@@ -112,12 +114,6 @@ class Dpo(Preferences, name="dpo"):
                 "would learn nothing. Ask for at least 2; 8 is usual."
             )
 
-    async def check_protocol(self, builder: Builder) -> None:
-        """Raise RequestError if answers are compared and the protocol never has several to one prompt."""
-        if self.compare == "turns":
-            remedy = "Set `workflow.widths: 2` or more, also by agent; or `compare: episodes`"
-            await require_branching(builder, None, "`compare: turns`", remedy)
-
     def groups(self, episodes: Sequence[Group], tally: Tally) -> list[UnitGroup]:
         """Return a group of pairs for each example, judged by the rewards of its episodes or answers."""
         if self.compare == "episodes":
@@ -135,7 +131,7 @@ class Dpo(Preferences, name="dpo"):
         if self.compare == "episodes":
             return self._limit_pairs(self._branch_pairs(group, tally), tally)
         pairs: list[Pair] = []
-        for choice in (choice for scored in group for choice in self.choices(scored)):
+        for choice in self.choices(group, tally):
             answers = self._rank_pairs(choice.samples, lambda sample: sample.reward, tally)
             pairs += self._limit_pairs([pair_answers(*both) for both in answers], tally)
         return pairs

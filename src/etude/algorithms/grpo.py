@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, FiniteFloat, model_validator
 
 from etude.algorithms.algorithm import Algorithm, OfGradient, by_turn
-from etude.algorithms.collecting import Need, require_branching
+from etude.algorithms.collecting import Need
 from etude.algorithms.episodes import Group, Tally, UnitGroup, answer_groups
 from etude.core.errors import RequestError
 from etude.core.sample import Sample
@@ -23,7 +23,6 @@ from etude.core.sample import Sample
 if TYPE_CHECKING:
     import torch
 
-    from etude.config.builder import Builder
     from etude.learner.objective import MicroBatch
 
 GROUP_OF_ONE = "group of one episode: nothing to compare it with"
@@ -100,12 +99,6 @@ class Grpo(Algorithm, name="grpo"):
                 "num_generations: 1 makes groups of one episode, which have no advantage, so that "
                 f"{self.type_name} would learn nothing. Ask for at least 2; 8 is usual."
             )
-
-    async def check_protocol(self, builder: Builder) -> None:
-        """Raise RequestError if answers are compared and the protocol never has several to one prompt."""
-        if self.credit == "turn" and self.num_generations == 1 and self._drops:
-            remedy = "Set `num_generations`, or `workflow.widths`, to 2 or more"
-            await require_branching(builder, None, "`credit: turn` with one play", remedy)
 
     def groups(self, episodes: Sequence[Group], tally: Tally) -> list[UnitGroup]:
         """Return a group for each example, agent (`credit: agent`) or prompt (`credit: turn`).
@@ -271,11 +264,6 @@ class ReinforcePP(Grpo, name="reinforce_pp"):
     drop_flat_groups: bool = False
     """Leave out groups in which no episode has an advantage over the others. Without a `baseline`, their
     episodes do have an advantage, over the batch."""
-
-    def check(self) -> None:
-        """Raise RequestError for groups that can never have an advantage."""
-        compares = self.baseline or self.drop_flat_groups
-        Grpo.check(self.model_copy(update={"baseline": compares, "drop_flat_groups": compares}))
 
     def compared(self, groups: Sequence[UnitGroup]) -> list[bool]:
         """Return for each group whether any sample has an advantage over the others in the group."""

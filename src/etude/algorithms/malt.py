@@ -12,7 +12,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field
 
-from etude.algorithms.collecting import played_by, require_branching
 from etude.algorithms.dpo import Dpo, Preferences
 from etude.algorithms.episodes import Choice, Group, Tally, UnitGroup, by_agent, pair_answers
 from etude.config.builder import Builder
@@ -20,7 +19,7 @@ from etude.config.references import ReferenceTo
 from etude.core.errors import RequestError
 from etude.core.sample import Pair, Sample
 from etude.core.trajectory import Method
-from etude.protocols.branching import Widths
+from etude.protocols.workflow import ProtocolWorkflow
 
 NO_PAIR = "turn without answers on both sides of the threshold"
 SAME_ANSWER = "pair of equal answers"
@@ -52,17 +51,13 @@ class Malt(Preferences, name="malt"):
         return self.num_responses
 
     async def check_protocol(self, builder: Builder) -> None:
-        """Raise RequestError if the protocol has no bounds, or never has several answers to one prompt."""
-        played = await played_by(builder)
-        if played is not None and not played.protocol.bounds:
+        """Raise RequestError if the protocol does not say what agents can earn."""
+        played = None if builder.config.workflow is None else (await builder.get_workflow()).fn
+        if isinstance(played, ProtocolWorkflow) and not played.protocol.bounds:
             name = played.protocol.name
             raise RequestError(
                 f"malt compares with what agents can earn: the protocol '{name}' needs `bounds`"
             )
-        widths = None if self.num_responses is None else Widths.of(self.num_responses)
-        where = "num_responses" if widths else "workflow.widths"
-        remedy = f"Set `{where}` to 2 or more for one of them"
-        await require_branching(builder, widths, "`_type: malt`", remedy)
 
     def groups(self, episodes: Sequence[Group], tally: Tally) -> list[UnitGroup]:
         """Return the pairs of each agent and example, judged by answer values."""
@@ -72,7 +67,7 @@ class Malt(Preferences, name="malt"):
     def samples(self, group: Group, tally: Tally) -> Sequence[Pair]:
         """Return the pairs of one agent in the plays of a group: the clearest of each prompt."""
         pairs: list[Pair] = []
-        for choice in (choice for scored in group for choice in self.choices(scored)):
+        for choice in self.choices(group, tally):
             ranked = sorted(self._rank_answers(choice), key=lambda pair: pair[1].reward - pair[0].reward)
             if not ranked:
                 tally.left_out[NO_PAIR] += 1

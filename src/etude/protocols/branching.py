@@ -74,16 +74,6 @@ def most_calls(protocol: Protocol, widths: Widths, retries: int = 0) -> int:
     return most
 
 
-def branches(protocol: Protocol, widths: Widths, agents: Collection[str]) -> bool:
-    """Return whether a turn of one of the agents is sampled more than once."""
-    return any(
-        turn.agent in agents and widths.number_of_answers(turn.agent, number) > 1
-        for schedule in protocol.schedules
-        for number, turns in enumerate(schedule)
-        for turn in turns
-    )
-
-
 def _by_round(width: Width) -> tuple[int, ...]:
     widths = tuple(width) if isinstance(width, Sequence) else (width,)
     if not widths or not all(type(answers) is int and answers >= 1 for answers in widths):
