@@ -49,7 +49,10 @@ def choose_dtype(wish: str, device: torch.device, parameters: int) -> torch.dtyp
 
     known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
     if wish == "auto":
-        is_faster = device.type == "cpu" and is_large(parameters) and multiplies_bfloat16_faster()
+        # Since torch 2.11. An Intel Xeon with AVX512-BF16 but without AMX takes 1.7 times as long as float32.
+        has: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+        is_able = has.get("amx_bf16") or (has.get("avx512_bf16") and "AMD" in str(has.get("cpu_name")))
+        is_faster = device.type == "cpu" and is_large(parameters) and bool(is_able)
         return torch.bfloat16 if device.type == "cuda" or is_faster else torch.float32
     if wish not in known:
         raise RequestError(f"dtype '{wish}' is not known; use auto, {', '.join(known)}")
@@ -80,15 +83,6 @@ def is_large(parameters: int) -> bool:
     """Return whether computation, and not call overhead, dominates its time on a CPU. Such models run
     faster with all cores, and with bfloat16 if the CPU multiplies it faster."""
     return parameters >= 10_000_000
-
-
-def multiplies_bfloat16_faster() -> bool:
-    """Return whether this CPU multiplies bfloat16 faster than float32: with AMX, or AVX512-BF16 of AMD. An
-    Intel Xeon with AVX512-BF16 but without AMX took 1.7 times as long for 1,024 rows of 576 numbers."""
-    import torch
-
-    has: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()  # Since torch 2.11.
-    return bool(has.get("amx_bf16") or (has.get("avx512_bf16") and "AMD" in str(has.get("cpu_name"))))
 
 
 def limit_threads(parameters: int = 0) -> None:

@@ -1,17 +1,10 @@
-"""Probe messages that show a chat template's syntax: how it writes tool calls, and which roles it accepts.
-
-Agents send several system messages, some with the role `developer`, some in mid-conversation. Templates
-differ in which of them they refuse, omit or move to the beginning. Etude loses no system message and keeps
-each in its place.
-"""
+"""Probe messages that show a chat template's syntax, and how it writes tool calls."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import groupby
 from typing import Any
 
 from etude.core.message import Message, Tool
@@ -123,123 +116,3 @@ def _json_end(text: str, start: int) -> int:
     except (ValueError, RecursionError):
         return 0
     return end if value == ARGUMENTS else 0
-
-
-MARKED = "<system>\n{}\n</system>"
-"""The form of a later system message inside a user turn."""
-_RULE: Message = {"role": "system", "content": "A probed rule."}
-_SECOND: Message = {"role": "system", "content": "A second probed rule."}
-_ANSWER, _CALL = PROBES["text"], PROBES["a call"]
-
-
-class RoleSupport:
-    """The messages that a template accepts, besides alternating user and assistant turns."""
-
-    def __init__(
-        self,
-        write: Callable[[Sequence[Message], Sequence[Tool]], str | None],
-        end_of_turn: Callable[[str, str, str], tuple[int, int] | None],
-    ) -> None:
-        """`write` returns the template's own rendering of messages and tools, or None if it refuses them.
-
-        `end_of_turn` is `Rendering.end_of_turn`.
-        """
-        self._write = write
-        self._end_of_turn = end_of_turn
-
-    def fit(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the messages, in the same order, with roles that the template writes; contents are text.
-
-        The role `developer` becomes `system`, and the first system messages become one, or start the user's
-        turn if the template cannot write them. Later ones that it cannot write become `<system>` blocks in a
-        user turn. Consecutive user turns that it cannot write become one.
-        """
-        spoken = [message | {"role": "system"} if is_system(message) else message for message in messages]
-        start = next((at for at, message in enumerate(spoken) if not is_system(message)), len(spoken))
-        first, later = spoken[:start], spoken[start:]
-        if any(map(is_system, later)) and not self._takes_later:
-            later = [_as_user(MARKED, message) if is_system(message) else message for message in later]
-        if len(first) > 1:
-            first = [_join(first)]
-        if first and not self._takes_first:
-            first = [_as_user("{}", first[0])]
-            if later and later[0]["role"] == "user":
-                first, later = [_join([*first, later[0]])], later[1:]
-        messages = [*first, *later]
-        runs = [(role, [*run]) for role, run in groupby(messages, key=lambda message: message.get("role"))]
-        if all(role != "user" or len(run) == 1 for role, run in runs) or self._takes_users:
-            return messages
-        return [
-            message
-            for role, run in runs
-            for message in ([_join(run)] if role == "user" and len(run) > 1 else run)
-        ]
-
-    @cached_property
-    def _takes_first(self) -> bool:
-        """Whether it accepts one system message before the user's."""
-        return self._takes([_RULE, QUESTION]) and self._takes([_RULE, QUESTION, _ANSWER, MORE])
-
-    @cached_property
-    def _takes_later(self) -> bool:
-        """Whether it accepts system messages in mid-conversation and continues as after a user message.
-
-        GLM models end their turns with the user's marker, after which no system message can follow.
-        """
-        cycle = [QUESTION, _CALL, RESULT]
-        return (
-            all(
-                self._takes([*before, _SECOND, *after])
-                for before in ([QUESTION], [QUESTION, _ANSWER], [_RULE, QUESTION, _ANSWER])
-                for after in ([], [MORE])
-            )
-            and (self._takes([*cycle, _SECOND], (TOOL,)) or not self._takes(cycle, (TOOL,)))
-            and (self._ends_turn_before(_SECOND) or not self._ends_turn_before(MORE))
-        )
-
-    def _ends_turn_before(self, message: Message) -> bool:
-        texts = [self._write([QUESTION, _ANSWER, message][:length], ()) for length in (1, 2, 3)]
-        asked, closed, longer = (text or "" for text in texts)
-        return self._end_of_turn(asked, closed, longer) is not None
-
-    @cached_property
-    def _takes_users(self) -> bool:
-        """Whether it accepts two consecutive user turns."""
-        return self._takes([QUESTION, MORE]) and self._takes([QUESTION, _ANSWER, QUESTION, MORE])
-
-    def _takes(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> bool:
-        """Return whether all messages are written, in order, and the second rule not as a user message.
-
-        With tools, Llama 3.1 writes any message after the first rule as the user's.
-        """
-        text = self._write(messages, tools)
-        if text is None or left_out(messages, text):
-            return False
-        as_user = [_as_user("{}", message) if message is _SECOND else message for message in messages]
-        return _SECOND not in messages or self._write(as_user, tools) != text
-
-
-def is_system(message: Message) -> bool:
-    """Return whether a message has the role `system`, or `developer`, which Etude treats alike."""
-    return message.get("role") in ("system", "developer")
-
-
-def left_out(messages: Sequence[Message], text: str) -> list[int]:
-    """Return the indices of non-assistant messages that the text does not contain in this order."""
-    missing, end = [], 0
-    for index, message in enumerate(messages):
-        content = "" if message.get("role") == "assistant" else str(message["content"]).strip()
-        start = text.find(content, end)
-        if start < 0:
-            missing.append(index)
-        else:
-            end = start + len(content)
-    return missing
-
-
-def _as_user(form: str, message: Message) -> Message:
-    return {"role": "user", "content": form.format(message["content"])}
-
-
-def _join(messages: Sequence[Message]) -> Message:
-    return {"role": messages[-1]["role"], "content": "\n\n".join(message["content"] for message in messages)}

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, lru_cache
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +16,7 @@ from etude.core.errors import EngineError, ImpossibleCall, RequestError
 from etude.core.json_text import read_json
 from etude.core.message import Message, Tool, is_text, message_text
 from etude.models.answer_parsing import decode_ids
-from etude.models.probe import PROBES, QUESTION, THOUGHT, TOOL, RoleSupport, left_out
+from etude.models.probe import MORE, PROBES, QUESTION, RESULT, THOUGHT, TOOL
 
 _KEPT_TEXTS = 1024
 """Size of the cache of renderings: all generations of one example start with the same prompt."""
@@ -28,6 +29,12 @@ _MARK = 73_019_000_000
 _THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
 INLINE = "content"
 """The `thinking_key` of templates with thinking inside the content, in `<think>` tags."""
+
+_MARKED = "<system>\n{}\n</system>"
+"""The form of a later system message inside a user turn."""
+_RULE: Message = {"role": "system", "content": "A probed rule."}
+_SECOND: Message = {"role": "system", "content": "A second probed rule."}
+_ANSWER, _CALL = PROBES["text"], PROBES["a call"]
 
 _TODAY = datetime(2024, 7, 26)
 _DATES = "".join(f" | replace('%{code}', '{_TODAY:%{code}}')" for code in "YmdBbAaydjHMSp")
@@ -88,7 +95,7 @@ class Rendering:
         try:
             if not messages:
                 raise ValueError("there is no message")
-            fitted = self.roles.fit([*map(self.for_template, messages)])
+            fitted = self.fit_roles([*map(self.for_template, messages)])
             text = self._apply(fitted, tools, options, ask=ask)
         except (TemplateError, TypeError, KeyError, ValueError, RecursionError) as error:
             raise ImpossibleCall(
@@ -125,7 +132,7 @@ class Rendering:
             (at for at, each in enumerate(messages) if each.get("role") == "assistant"), default=0
         )
         missing = [
-            at for at in left_out(messages, text) if at > last_answer or messages[at].get("role") != "tool"
+            at for at in _left_out(messages, text) if at > last_answer or messages[at].get("role") != "tool"
         ]
         if not missing:
             return
@@ -259,12 +266,79 @@ class Rendering:
             return self._apply(messages, tools, options, ask=False)
         return None
 
+    def fit_roles(self, messages: Sequence[Message]) -> list[Message]:
+        """Return the messages, in the same order, with roles that the template writes; contents are text.
+
+        The role `developer` becomes `system`, and the first system messages become one, or start the user's
+        turn if the template cannot write them. Later ones that it cannot write become `<system>` blocks in a
+        user turn. Consecutive user turns that it cannot write become one.
+        """
+        spoken = [message | {"role": "system"} if _is_system(message) else message for message in messages]
+        start = next((at for at, message in enumerate(spoken) if not _is_system(message)), len(spoken))
+        first, later = spoken[:start], spoken[start:]
+        if any(map(_is_system, later)) and not self._takes_later:
+            later = [_as_user(_MARKED, message) if _is_system(message) else message for message in later]
+        if len(first) > 1:
+            first = [_join(first)]
+        if first and not self._takes_first:
+            first = [_as_user("{}", first[0])]
+            if later and later[0]["role"] == "user":
+                first, later = [_join([*first, later[0]])], later[1:]
+        messages = [*first, *later]
+        runs = [(role, [*run]) for role, run in groupby(messages, key=lambda message: message.get("role"))]
+        if all(role != "user" or len(run) == 1 for role, run in runs) or self._takes_users:
+            return messages
+        return [
+            message
+            for role, run in runs
+            for message in ([_join(run)] if role == "user" and len(run) > 1 else run)
+        ]
+
     @cached_property
-    def roles(self) -> RoleSupport:
-        """The roles that the template can write."""
-        return RoleSupport(
-            lambda messages, tools: self._raw([*map(self.for_template, messages)], tools), self.end_of_turn
+    def _takes_first(self) -> bool:
+        """Whether it accepts one system message before the user's."""
+        return self._takes([_RULE, QUESTION]) and self._takes([_RULE, QUESTION, _ANSWER, MORE])
+
+    @cached_property
+    def _takes_later(self) -> bool:
+        """Whether it accepts system messages in mid-conversation and continues as after a user message.
+
+        GLM models end their turns with the user's marker, after which no system message can follow.
+        """
+        cycle = [QUESTION, _CALL, RESULT]
+        return (
+            all(
+                self._takes([*before, _SECOND, *after])
+                for before in ([QUESTION], [QUESTION, _ANSWER], [_RULE, QUESTION, _ANSWER])
+                for after in ([], [MORE])
+            )
+            and (self._takes([*cycle, _SECOND], (TOOL,)) or not self._takes(cycle, (TOOL,)))
+            and (self._ends_turn_before(_SECOND) or not self._ends_turn_before(MORE))
         )
+
+    def _ends_turn_before(self, message: Message) -> bool:
+        texts = [self._write_raw([QUESTION, _ANSWER, message][:length], ()) for length in (1, 2, 3)]
+        asked, closed, longer = (text or "" for text in texts)
+        return self.end_of_turn(asked, closed, longer) is not None
+
+    @cached_property
+    def _takes_users(self) -> bool:
+        """Whether it accepts two consecutive user turns."""
+        return self._takes([QUESTION, MORE]) and self._takes([QUESTION, _ANSWER, QUESTION, MORE])
+
+    def _takes(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> bool:
+        """Return whether all messages are written, in order, and the second rule not as a user message.
+
+        With tools, Llama 3.1 writes any message after the first rule as the user's.
+        """
+        text = self._write_raw(messages, tools)
+        if text is None or _left_out(messages, text):
+            return False
+        as_user = [_as_user("{}", message) if message is _SECOND else message for message in messages]
+        return _SECOND not in messages or self._write_raw(as_user, tools) != text
+
+    def _write_raw(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str | None:
+        return self._raw([*map(self.for_template, messages)], tools)
 
 
 def _thought(key: str, thinking: str, content: str) -> Message:
@@ -290,3 +364,29 @@ def _with_objects(message: Message) -> Message:
             arguments = read_json(arguments, unique_keys=False) if isinstance(arguments, str) else arguments
         calls.append({**call, "function": {**call["function"], "arguments": arguments}})
     return {**message, "tool_calls": calls}
+
+
+def _is_system(message: Message) -> bool:
+    """Return whether a message has the role `system`, or `developer`, which Etude treats alike."""
+    return message.get("role") in ("system", "developer")
+
+
+def _left_out(messages: Sequence[Message], text: str) -> list[int]:
+    """Return the indices of non-assistant messages that the text does not contain in this order."""
+    missing, end = [], 0
+    for index, message in enumerate(messages):
+        content = "" if message.get("role") == "assistant" else str(message["content"]).strip()
+        start = text.find(content, end)
+        if start < 0:
+            missing.append(index)
+        else:
+            end = start + len(content)
+    return missing
+
+
+def _as_user(form: str, message: Message) -> Message:
+    return {"role": "user", "content": form.format(message["content"])}
+
+
+def _join(messages: Sequence[Message]) -> Message:
+    return {"role": messages[-1]["role"], "content": "\n\n".join(message["content"] for message in messages)}

@@ -34,9 +34,16 @@ def locate(source: str | Path) -> str:
     name, path = str(source), local_path(source)
     if path is not None:
         return str(path)
-    why = _why_unreachable()
-    if why is None:
-        return name
+    from huggingface_hub import constants, get_session
+
+    why = "HF_HUB_OFFLINE is set"
+    if not constants.HF_HUB_OFFLINE:
+        try:
+            # One request, because `transformers` would retry for most of a minute.
+            get_session().head(constants.ENDPOINT, timeout=5.0)
+            return name
+        except Exception as error:  # noqa: BLE001  which library asks is the hub client's choice
+            why = f"{constants.ENDPOINT}: {_first_line(error)}"
     cached = cached_folder(name)
     if cached is None and name == PACKAGED and packaged_folder().is_dir():
         return str(packaged_folder())
@@ -140,22 +147,6 @@ def cached_folder(name: str) -> Path | None:
 
     config = try_to_load_from_cache(name, _CONFIG)
     return Path(config).parent if isinstance(config, str) else None
-
-
-def _why_unreachable() -> str | None:
-    """Return why the hub cannot be reached or must not be asked, or None if it answers anything at all.
-
-    Makes one request, because `transformers` would retry for most of a minute.
-    """
-    from huggingface_hub import constants, get_session
-
-    if constants.HF_HUB_OFFLINE:
-        return "HF_HUB_OFFLINE is set"
-    try:
-        get_session().head(constants.ENDPOINT, timeout=5.0)
-    except Exception as error:  # noqa: BLE001  which library asks is the hub client's choice
-        return f"{constants.ENDPOINT}: {_first_line(error)}"
-    return None
 
 
 def _first_line(error: Exception) -> str:

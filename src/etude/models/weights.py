@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
-import struct
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,30 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from etude.core.errors import StoreError
+from etude.core.errors import EtudeError, StoreError
 from etude.models.architecture import model_class
 from etude.models.source import loading_error, local_path, pretrained_arguments
 from etude.store.files import note_sum, require_as_written
-
-LOADING_ERRORS = (
-    OSError,
-    ValueError,
-    ImportError,
-    RuntimeError,
-    LookupError,
-    TypeError,
-    AttributeError,
-    ArithmeticError,
-    EOFError,
-    struct.error,
-    SafetensorError,
-    StrictDataclassError,
-)
-"""Errors of `transformers` for models that it cannot load: an odd config or file raises almost any."""
 
 
 @contextmanager
@@ -54,34 +35,25 @@ def loading(source: str | Path) -> Iterator[tuple[str, dict[str, str], Any]]:
     name, file = pretrained_arguments(source)
     try:
         yield name, file, AutoConfig.from_pretrained(name, **file)
-    except LOADING_ERRORS as error:
+    except EtudeError:
+        raise
+    except Exception as error:  # transformers raises almost any for an odd config or file.
         raise loading_error(source, error) from error
 
 
-_NoNumbersError: type[Exception] = vars(torch.serialization)["pickle"].UnpicklingError
-"""The error of `torch.load` for a file with more than tensors; its text advises to trust the file."""
-
 _SHOWN = 5
-_REPORTS = logging.getLogger("transformers.modeling_utils")
 
 
 def load_model(config: Any, location: str, **options: Any) -> Any:
     """Load the model of a config with weights from a folder or the hub; `options` go to `from_pretrained`.
 
-    Raises ValueError that names missing weights, unused weights, and weights of another shape. Raises
-    LOADING_ERRORS as `transformers` does.
+    Raises ValueError that names missing weights, unused weights, and weights of another shape. Raises other
+    errors as `transformers` does.
     """
     silence_transformers()
-    with _without_reports():
-        try:
-            model, found = model_class(config).from_pretrained(
-                location, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options
-            )
-        except _NoNumbersError as error:
-            raise ValueError(
-                "a file of its weights is damaged, or holds more than numbers; get the files again, as "
-                "safetensors where there are any"
-            ) from error
+    model, found = model_class(config).from_pretrained(
+        location, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options
+    )
     shapes = [
         f"{name} ({[*there]}, and {[*wanted]} by the config)"
         for name, there, wanted in found["mismatched_keys"]
@@ -127,24 +99,6 @@ def _fault(what: str, names: Iterable[str]) -> list[str]:
     listed = sorted(names)
     more = f" and {len(listed) - _SHOWN} more" if len(listed) > _SHOWN else ""
     return [f"{what} {', '.join(listed[:_SHOWN])}{more}"] if listed else []
-
-
-@contextmanager
-def _without_reports() -> Iterator[None]:
-    """Suppress transformers' report of weights that do not fit; `load_model` raises it as an error."""
-
-    def is_informative(record: logging.LogRecord) -> bool:
-        text = record.getMessage()
-        # A conversion error is reported nowhere else.
-        return "CONVERSION" in text or not any(
-            words in text for words in ("LOAD REPORT", "tied weights mapping")
-        )
-
-    _REPORTS.addFilter(is_informative)
-    try:
-        yield
-    finally:
-        _REPORTS.removeFilter(is_informative)
 
 
 def silence_transformers() -> None:
