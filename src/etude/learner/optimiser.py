@@ -87,6 +87,8 @@ class Schedule:
     """Steps over which the rate rises from 0, counted over the whole run."""
     trainings: int = 1
     """Number of trainings in the run; the rate falls over all of them."""
+    floor: float = 0.0
+    """The share that remains at the end of the run, and after it."""
 
     def share(self, step: int, trained: int, part: float) -> float:
         """Return a step's share of the highest rate.
@@ -96,8 +98,10 @@ class Schedule:
         """
         warm = min(1.0, step / self.warmup_steps) if self.warmup_steps else 1.0
         done = min(1.0, (trained + part) / self.trainings)
-        falls = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}
-        return warm * falls[self.shape]
+        if self.shape == "constant":
+            return warm
+        fall = 1.0 - done if self.shape == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        return warm * (self.floor + (1.0 - self.floor) * fall)
 
 
 _HALF = torch.bfloat16, torch.float16
