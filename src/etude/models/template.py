@@ -31,7 +31,7 @@ class Prompt:
 
     ids: tuple[int, ...]
     fault: str = ""
-    """What the template now writes differently, in words that are the same in all conversations."""
+    """The part that the template now writes differently, in words that are the same in all conversations."""
     drifted: bool = False
     """Whether it starts anew for another reason than the family's design, which drops earlier thinking."""
 
