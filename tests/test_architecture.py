@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 58_387,
-    "modules": 281,
-    "lines of tests": 46_713,
+    "lines of source": 58_110,
+    "modules": 280,
+    "lines of tests": 46_676,
     "benchmark files": 12,
     "config keys": 315,
 }
