@@ -177,7 +177,7 @@ class Judge:
         ({"progress": 5}, "progress is True, False or"),
         ({"reward": Judge}, r"Judge is a class .* give an instance: Judge\(…\)"),
         ({"epochs": 1, "num_epochs": 2}, "'epochs' and 'num_epochs' are the same"),
-        ({"overrides": "a.b=1"}, r"give a list, such as \['a.b=1'\]"),
+        ({"overrides": "a.b=1"}, "-o a: an override is written"),
     ],
 )
 def test_a_wrong_argument_is_named(project, arguments, text):

@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from etude.config.document import Override, require_list
+from etude.config.document import Override
 from etude.config.schema import Config
 from etude.core.errors import LoopStopped, RequestError, TrainingError
 from etude.core.history import History
@@ -107,8 +107,7 @@ async def train_async(
     parts = {"reward": reward, "examples": examples, "validation": validation, "model": model}
     parts |= {"models": models, "targets": targets, "algorithm": algorithm, "backend": backend}
     parts |= {"trainer": trainer, "tools": tools, "scenario": scenario}
-    changes = require_list(overrides)
-    config = with_trackers(build_config(agent, parts, changes, settings, enabled=True), report)
+    config = with_trackers(build_config(agent, parts, overrides, settings, enabled=True), report)
     with new_run(config, name) as run:
         return await train_in(config, run, progress=progress)
 
@@ -137,7 +136,6 @@ async def evaluate_async(
     With `greedy` they are sampled at temperature 0.
     """
     root = Path(settings["output_dir"]) if "output_dir" in settings else None
-    overrides = require_list(overrides)
     if is_config(agent):
         given = {"reward": reward, "examples": examples, "models": models, "tools": tools}
         refuse(given | {"scenario": scenario})
@@ -181,7 +179,7 @@ async def resume_async(
     for longer. Raises RequestError for settings that would make it a different run. `run` may also be the
     address of a backup (`s3://bucket/etude/RUN`), which is restored into `output_dir`.
     """
-    changes = [*require_list(overrides), *as_overrides(settings)]
+    changes = [*overrides, *as_overrides(settings)]
     if isinstance(run, str) and is_address(run):
         restored = await asyncio.to_thread(restore_run, run, Path(output_dir), storage_options(changes))
         changes += storage_overrides(restored.run, run)

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr
+from pydantic._internal._docs_extraction import extract_docstrings_from_cls
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from etude.config import registry
 from etude.config.component import CHANGEABLE, ComponentConfig
-from etude.config.key_types import LISTS, KeyType, descriptions, models_in
+from etude.config.key_types import LISTS, KeyType
 from etude.config.registry import KINDS, LIVE, Kind
 from etude.config.schema import Config
 
@@ -111,10 +112,16 @@ class _Reference:
         self, model: type[BaseModel], keys: Sequence[str], below: Collection[type[BaseModel]]
     ) -> Iterator[str]:
         yield f"{cleandoc(model.__doc__ or '')}\n"
-        meanings, fields = descriptions(model), {key: model.model_fields[key] for key in keys}
+        fields = {key: model.model_fields[key] for key in keys}
+        meanings = {
+            key: text
+            for base in reversed(model.__mro__)
+            if issubclass(base, BaseModel) and base is not BaseModel
+            for key, text in extract_docstrings_from_cls(base, use_inspect=True).items()
+        }
         if fields:
             rows = [
-                self._row(field.alias or key, field, meanings.get(key, ""), below)
+                self._row(field.alias or key, field, field.description or meanings.get(key, ""), below)
                 for key, field in fields.items()
             ]
             yield "\n".join(["| key | takes | default | meaning |", "|---|---|---|---|", *rows]) + "\n"
@@ -153,6 +160,11 @@ def _blocks_in(field: FieldInfo) -> list[type[BaseModel]]:
     return [
         model for model in models if not issubclass(model, ComponentConfig) and len(model.model_fields) > 1
     ]
+
+
+def models_in(slot: KeyType) -> list[type[BaseModel]]:
+    """The models that a slot accepts."""
+    return [arm.annotation for arm in slot.arms() if arm.holds(BaseModel)]
 
 
 def _default(field: FieldInfo) -> str:

@@ -18,16 +18,6 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 Override: TypeAlias = str | tuple[str, str]
 """`a.b.c=value`, or a pair of key and value."""
 
-_HINTS = {
-    "expected ',' or '}', but got '{'": "put a value that holds '${' in quotes",
-    "mapping values are not allowed here": "check the indentation, or put a value that holds ': ' in quotes",
-    "could not find expected ':'": "each key needs a ':' and a space after it",
-    "found character '\\t' that cannot start any token": "YAML is indented with spaces, not with tabs",
-    "expected a single document in the stream": "keep one document; remove the line '---'",
-    "found unexpected end of stream": "a text in quotes ends with one",
-    "found unhashable key": "a key is a text or a number; put a value that holds '{{' in quotes",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Document:
@@ -120,18 +110,17 @@ _TAG = "tag:yaml.org,2002:"
 _MERGE = f"{_TAG}merge"
 
 _PLAIN = {
-    "null": (r"~|null|Null|NULL|", "~nN"),
-    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    "int": (r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", "-+0123456789"),
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+",
     "float": (
         r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
-        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
-        "-+.0123456789",
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
     ),
-    "merge": ("<<", "<"),
+    "merge": "<<",
 }
-"""Unquoted words in the core schema of YAML 1.2, by type, with their first characters. All others are text.
-In YAML 1.1 `no` is false, `010` is 8, and `1:30` is 90."""
+"""Unquoted words in the core schema of YAML 1.2, by type. All others are text. In YAML 1.1 `no` is false,
+`010` is 8, and `1:30` is 90."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -139,10 +128,6 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.yaml_implicit_resolvers = {}
-_Loader.yaml_constructors = {
-    tag: yaml.SafeLoader.yaml_constructors[tag]
-    for tag in (None, *(f"{_TAG}{name}" for name in ("null", "seq", "map")))
-}
 
 
 class _Dumper(yaml.SafeDumper):
@@ -150,40 +135,21 @@ class _Dumper(yaml.SafeDumper):
 
 
 for _dialect in (_Loader, _Dumper):
-    for _name, (_words, _signs) in _PLAIN.items():
-        _first = [*_signs, ""] if _name == "null" else [*_signs]
-        _dialect.add_implicit_resolver(f"{_TAG}{_name}", re.compile(f"(?:{_words})$"), _first)
+    for _name, _words in _PLAIN.items():
+        _dialect.add_implicit_resolver(f"{_TAG}{_name}", re.compile(f"(?:{_words})$"), None)
 
-
-_READ: dict[str, tuple[Callable[[str], Any], str]] = {
-    "bool": (lambda text: {"true": True, "false": False}[text.lower()], "is neither true nor false"),
-    "int": (
-        lambda text: int(text, {"0o": 8, "0x": 16}.get(text[:2], 10)),
-        "is not a whole number, or has more than 4300 digits; put it in quotes",
-    ),
-    "float": (lambda text: float(re.sub(r"\.(?=[inIN])", "", text)), "is no number"),
+_READ: dict[str, Callable[[str], Any]] = {
+    "int": lambda text: int(text, {"0o": 8, "0x": 16}.get(text[:2], 10)),
     # Two escapes of a surrogate pair become one character, as in JSON.
-    "str": (
-        lambda text: text.encode("utf-16", "surrogatepass").decode("utf-16"),
-        "has half of a surrogate pair; write the whole character",
-    ),
+    "str": lambda text: text.encode("utf-16", "surrogatepass").decode("utf-16"),
 }
-"""How each type of scalar is read, and what is wrong with text that cannot be. Tags can demand any type."""
-
-
-def _read_scalar(loader: _Loader, node: yaml.ScalarNode) -> Any:
-    text = str(loader.construct_scalar(node))
-    read, problem = _READ[node.tag.removeprefix(_TAG)]
-    try:
-        return read(text)
-    except (ValueError, KeyError) as error:
-        raise yaml.constructor.ConstructorError(
-            None, None, f"{text!a:.40} {problem}", node.start_mark
-        ) from error
-
+"""How scalars are read that YAML 1.1 reads otherwise."""
 
 for _name in _READ:
-    _Loader.add_constructor(f"{_TAG}{_name}", _read_scalar)
+    _Loader.add_constructor(
+        f"{_TAG}{_name}",
+        lambda loader, node: _READ[node.tag.removeprefix(_TAG)](str(loader.construct_scalar(node))),
+    )
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -198,20 +164,14 @@ _Dumper.add_representer(str, _represent_text)
 def read_document(path: Path) -> Document:
     """Read a YAML file. Raises ConfigError if it is missing, is not YAML, or has no mapping."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        return parse_document(path.read_text(encoding="utf-8-sig"), path)
     except FileNotFoundError:
-        if not path.parent.is_dir():
-            raise ConfigError(f"there is no config file {path}: there is no folder {path.parent}") from None
-        files = [file.name for file in path.parent.iterdir() if file.suffix in (".yml", ".yaml")]
+        files = [file.name for file in path.parent.glob("*.y*ml")]
         close = nearest(path.name, files)
         hint = f"; did you mean {path.parent / close}?" if close else ""
         raise ConfigError(f"there is no config file {path}{hint}") from None
-    except UnicodeDecodeError as error:
-        line = error.object.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"not a text file in UTF-8: {error.reason}", path=path, line=line) from None
-    except OSError as error:
-        raise ConfigError(f"cannot be read: {error.strerror}", path=path) from None
-    return parse_document(text, path)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot be read as text in UTF-8: {error}", path=path) from None
 
 
 def parse_document(text: str, path: Path) -> Document:
@@ -232,7 +192,6 @@ def parse_value(text: str) -> Any:
 
 def _parse_text(text: str, path: Path | None) -> tuple[Any, dict[KeyPath, tuple[int, int]]]:
     """Return the value of a text, and the position of each key; empty text has none. Raises ConfigError."""
-    loader: _Loader | None = None
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -242,25 +201,16 @@ def _parse_text(text: str, path: Path | None) -> tuple[Any, dict[KeyPath, tuple[
         return loader.construct_document(node), marks
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        problem = error.problem or "it cannot be read"
-        hint = next((f"; {hint}" for text, hint in _HINTS.items() if text in (problem, error.context)), "")
         line, column = (mark.line + 1, mark.column + 1) if mark else (None, None)
-        problem = f"not valid YAML: {problem.removeprefix('but ')}{hint}"
-        raise ConfigError(problem, path=path, line=line, column=column) from None
+        hint = "indent with spaces, and put text with ':' or '{' in quotes"
+        raise ConfigError(
+            f"not valid YAML: {error.problem}; {hint}", path=path, line=line, column=column
+        ) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        problem = f"not valid YAML: it holds the sign {chr(error.character)!a}, which is not printable"
-        raise ConfigError(problem, path=path, line=line) from None
-    except (ValueError, OverflowError):
-        at = None if loader is None else loader.line + 1
-        problem = "not valid YAML: an escape in double quotes is beyond the last character, \\U0010FFFF"
-        raise ConfigError(problem, path=path, line=at) from None
-    except RecursionError:
-        deep = None if loader is None else loader.line + 1
-        raise ConfigError("not valid YAML: it is nested too deeply", path=path, line=deep) from None
-    finally:
-        if loader is not None:
-            loader.dispose()
+        raise ConfigError(f"not valid YAML: {error.reason}", path=path, line=line) from None
+    except (ValueError, KeyError, OverflowError, RecursionError) as error:
+        raise ConfigError(f"not valid YAML: {error}", path=path) from None
 
 
 def dump(data: Any) -> str:
@@ -269,23 +219,20 @@ def dump(data: Any) -> str:
 
 
 def _marks(
-    node: yaml.Node, loader: _Loader, file: Path | None, path: KeyPath = (), above: tuple[yaml.Node, ...] = ()
+    node: yaml.Node, loader: _Loader, file: Path | None, path: KeyPath = ()
 ) -> Iterator[tuple[KeyPath, tuple[int, int]]]:
     """Yield positions under a node, merged keys before its own. Raises ConfigError for a key given twice."""
-    if node in above:
-        raise yaml.composer.ComposerError(None, None, "an alias refers to itself", node.start_mark)
-    above = (*above, node)
     if isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             yield (*path, index), _position(item)
-            yield from _marks(item, loader, file, (*path, index), above)
+            yield from _marks(item, loader, file, (*path, index))
     if not isinstance(node, yaml.MappingNode):
         return
     lines: dict[Any, int] = {}
     for key, value in sorted(node.value, key=lambda entry: entry[0].tag != _MERGE):
         if key.tag == _MERGE:
             for merged in value.value[::-1] if isinstance(value, yaml.SequenceNode) else [value]:
-                yield from _marks(merged, loader, file, path, above)
+                yield from _marks(merged, loader, file, path)
         elif isinstance(key, yaml.ScalarNode):
             name, (line, column) = loader.construct_object(key), _position(key)
             if name in lines:
@@ -295,18 +242,11 @@ def _marks(
                 raise ConfigError(known, path=file, line=line, column=column)
             lines[name] = line
             yield (*path, name), (line, column)
-            yield from _marks(value, loader, file, (*path, name), above)
+            yield from _marks(value, loader, file, (*path, name))
 
 
 def _position(node: yaml.Node) -> tuple[int, int]:
     return node.start_mark.line + 1, node.start_mark.column + 1
-
-
-def require_list(overrides: Iterable[str]) -> list[str]:
-    """Return the overrides as a list. Raises RequestError for a single text."""
-    if isinstance(overrides, str):
-        raise RequestError(f"overrides: give a list, such as [{overrides!r}], and not one text")
-    return list(overrides)
 
 
 def apply_overrides(document: Document, overrides: Iterable[Override]) -> Document:

@@ -1,18 +1,13 @@
-"""The types of config keys, with their nesting and descriptions.
+"""The types of config keys, with their nesting.
 
 `Problems` collects all errors of a config and reports them together.
 """
 
 from __future__ import annotations
 
-import ast
-import inspect
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
-from itertools import pairwise
-from textwrap import dedent
 from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import AliasChoices, BaseModel, ValidationError
@@ -20,7 +15,7 @@ from pydantic.fields import FieldInfo
 
 from etude.config.component import CHANGEABLE
 from etude.config.document import Document, KeyPath, holds, join_path, value_at
-from etude.core.errors import ConfigError, alternatives, nearest
+from etude.core.errors import ConfigError, alternatives
 from etude.core.secrets import is_secret_name
 
 LISTS = (list, tuple, set, frozenset)
@@ -77,12 +72,12 @@ class KeyType:
         return isinstance(origin, type) and issubclass(origin, classes)
 
 
-def slot_at(model: type[BaseModel], path: KeyPath) -> KeyType | None:
-    """Return the slot that a path leads to, or None if there is no such key."""
-    slot: KeyType | None = KeyType(model)
+def _arms_at(model: type[BaseModel], path: KeyPath) -> list[KeyType]:
+    """Return the types that the value at a path may have."""
+    slots = [KeyType(model)]
     for key in path:
-        slot = next(slot.inner_slots(key), None) if slot else None
-    return slot
+        slots = [inner for slot in slots for inner in slot.inner_slots(key)]
+    return [arm for slot in slots for arm in slot.arms()]
 
 
 def walk(value: Any, slot: KeyType, path: KeyPath = ()) -> Iterator[tuple[KeyPath, KeyType, Any]]:
@@ -102,11 +97,6 @@ def walk(value: Any, slot: KeyType, path: KeyPath = ()) -> Iterator[tuple[KeyPat
                 yield from walk(item, below, (*path, key))
 
 
-def known_keys(slot: KeyType | None) -> list[str]:
-    """Return the keys that a mapping in this slot may have; none if any key is allowed."""
-    return [key for arm in (slot.arms() if slot else ()) for key in arm.fields()]
-
-
 def field_names(model: type[BaseModel]) -> set[str]:
     """Return all names that a model's fields accept: `num_generations` is also called `group`."""
     names = set(model.model_fields)
@@ -114,23 +104,6 @@ def field_names(model: type[BaseModel]) -> set[str]:
         given = alias.choices if isinstance(alias, AliasChoices) else ()
         names |= {choice for choice in (alias, *given) if isinstance(choice, str)}
     return names
-
-
-def models_in(slot: KeyType) -> list[type[BaseModel]]:
-    """Return the models that a slot accepts."""
-    return [arm.annotation for arm in slot.arms() if arm.holds(BaseModel)]
-
-
-def unknown_keys(slot: KeyType, data: Any) -> Iterator[KeyPath]:
-    """Yield keys that pydantic would drop silently, as it does in models that do not set `extra`."""
-    for path, own, value in walk(data, slot):
-        silent = [model for model in models_in(own) if "extra" not in model.model_config]
-        if isinstance(value, dict | list) and len(silent) == len(own.arms()):
-            keys: Iterable[str | int] = value if isinstance(value, dict) else range(len(value))
-            yield from ((*path, key) for key in keys if next(own.inner_slots(key), None) is None)
-
-
-_LONGEST = 60
 
 
 def shown(value: Any) -> str:
@@ -143,7 +116,7 @@ def shown(value: Any) -> str:
         return "a list"
     text = repr(value) if isinstance(value, str) else str(value)
     text = text.lower() if isinstance(value, bool) else text
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def slot_in(config: BaseModel, path: KeyPath) -> KeyType | None:
@@ -161,76 +134,34 @@ def changeable_keys(config: BaseModel) -> list[str]:
     ]
 
 
-@cache
-def descriptions(model: type[BaseModel]) -> dict[str, str]:
-    """Return the description of each field: the one in its `Field(...)`, or else its docstring.
-
-    pydantic reads docstrings too (`use_attribute_docstrings`), but whenever a class is made. That takes a
-    third of the CPU time to import all configs, in every command. Without source code there are none.
-    """
-    classes = [cls for cls in reversed(model.__mro__) if issubclass(cls, BaseModel) and cls is not BaseModel]
-    found = {name: text for cls in classes for name, text in _docstrings(cls).items()}
-    given = {name: field.description for name, field in model.model_fields.items() if field.description}
-    return {name: text for name, text in (found | given).items() if name in model.model_fields}
-
-
-@cache
-def _docstrings(cls: type[BaseModel]) -> dict[str, str]:
-    """Return the docstrings below the fields that a class itself declares."""
-    try:
-        [tree] = ast.parse(dedent(inspect.getsource(cls))).body
-    except (OSError, TypeError, SyntaxError):  # TypeError: the class's module is not loaded.
-        return {}
-    assert isinstance(tree, ast.ClassDef)
-    return {
-        field.target.id: inspect.cleandoc(below.value.value)
-        for field, below in pairwise(tree.body)
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
-        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-        if isinstance(below.value.value, str)
-    }
-
-
 class Problems:
     """Collects the problems of a config: one sentence per key, in the order of the file."""
 
     def __init__(self, document: Document) -> None:
         self._document = document
         self._messages: dict[KeyPath, str] = {}
+        """The first message for each path."""
         self.references: dict[KeyPath, str] = {}
         """The references that values came from. Messages show them instead of the values."""
 
     def add(self, path: KeyPath, text: str, *, at: KeyPath | None = None) -> None:
         """Add a problem with the value at a path; `at` is the place to look, if it is another."""
-        self._note(path if at is None else at, f"{join_path(path)}: {text}" if path else text)
+        message = f"{join_path(path)}: {text}" if path else text
+        self._messages.setdefault(path if at is None else at, message)
 
     def add_missing(self, path: KeyPath, text: str) -> None:
         """Add a missing key; `text` continues the sentence."""
-        self._note(path, f"key '{join_path(path)}' is missing{text}")
-
-    def _note(self, path: KeyPath, message: str) -> None:
-        """Keep only the first message for each path."""
-        self._messages.setdefault(path, message)
+        self._messages.setdefault(path, f"key '{join_path(path)}' is missing{text}")
 
     def within(self, path: KeyPath) -> bool:
         """Return whether there is a problem at a path, or deeper."""
         return any(known[: len(path)] == path for known in self._messages)
 
-    def add_silent_errors(self, model: type[BaseModel], data: Any, prefix: KeyPath = ()) -> None:
-        """Add what pydantic would not refuse in `data`, which is at `prefix`: unknown keys of models that do
-        not set `extra`, and `true` and `false` for numbers."""
-        for path in unknown_keys(KeyType(model), data):
-            self._note((*prefix, *path), _unknown_key(model, path, prefix))
-        for path, slot, value in walk(data, KeyType(model)):
-            kinds = [arm.annotation for arm in slot.arms()] if isinstance(value, bool) else []
-            if any(kind in (int, float) for kind in kinds) and not any(kind in (bool, Any) for kind in kinds):
-                self.add((*prefix, *path), f"should be a number, found {shown(value)}")
-
     def add_validation(
         self, error: ValidationError, model: type[BaseModel], data: Any, prefix: KeyPath = ()
-    ) -> list[KeyPath]:
-        """Add pydantic's errors for `data`, which is at `prefix`, and return their paths within `data`."""
-        paths = []
+    ) -> None:
+        """Add pydantic's errors for `data`, which is at `prefix`."""
+        note = self._messages.setdefault
         expected: dict[KeyPath, list[str]] = {}
         """The expectations of a union's members, by location."""
         for details in error.errors(include_url=False):
@@ -240,12 +171,13 @@ class Problems:
                 is_missing = kind == "missing" and position == len(details["loc"])
                 if is_missing or holds(value_at(data, path), part):
                     path = (*path, part)
-            paths.append(path)
             full_path = (*prefix, *path)
             if kind == "extra_forbidden":
-                self._note(full_path, _unknown_key(model, path, prefix))
+                allowed = [key for arm in _arms_at(model, path[:-1]) for key in arm.fields()]
+                instead = alternatives(str(path[-1]), allowed, otherwise="no keys")
+                note(full_path, f"key '{join_path(full_path)}' is not known{instead}")
             elif kind == "invalid_key" or details["loc"][-1:] == ("[key]",):
-                self._note(full_path, f"key '{details['input']}' is not text; put it in quotes")
+                note(full_path, f"key '{details['input']}' is not text; put it in quotes")
             elif kind == "missing":
                 self.add_missing(full_path, "")
             elif kind in ("value_error", "assertion_error"):
@@ -254,10 +186,15 @@ class Problems:
                 own = expected.setdefault(full_path, [])
                 if own or full_path not in self._messages:
                     own.append(details["msg"].removeprefix("Input ").partition(", unable to parse")[0])
-                    found = self._describe_value(full_path, details["input"], in_quotes=kind == "string_type")
                     self._messages.pop(full_path, None)
+                    found = self._describe_value(full_path, details["input"])
                     self.add(full_path, f"{' or '.join(dict.fromkeys(own))}, found {found}")
-        return paths
+
+    def add_bools(self, model: type[BaseModel], data: Any, prefix: KeyPath = ()) -> None:
+        """Add each `true` and `false` for a number in `data`, which pydantic would take for 1 and 0."""
+        for path, slot, value in walk(data, KeyType(model)):
+            if isinstance(value, bool) and all(arm.annotation in (int, float) for arm in slot.arms()):
+                self.add((*prefix, *path), f"should be a number, found {shown(value)}")
 
     def raise_if_any(self) -> None:
         """Raise ConfigError with a line for each problem."""
@@ -279,27 +216,8 @@ class Problems:
         errors[0].args = ("\n".join(map(str, errors)),)
         return errors[0]
 
-    def _describe_value(self, path: KeyPath, value: Any, *, in_quotes: bool) -> str:
+    def _describe_value(self, path: KeyPath, value: Any) -> str:
         if path in self.references:
             return f"what {self.references[path]} stands for"
         is_secret = any(is_secret_name(str(key).removesuffix("_tokens")) for key in path[-2:])
-        text = f"something of type {type(value).__name__}" if is_secret else shown(value)
-        return f"{text}; put it in quotes" if in_quotes and isinstance(value, int | float) else text
-
-
-def _unknown_key(model: type[BaseModel], path: KeyPath, prefix: KeyPath) -> str:
-    name, allowed = str(path[-1]), known_keys(slot_at(model, path[:-1]))
-    message = f"key '{join_path((*prefix, *path))}' is not known"
-    home = None if nearest(name, allowed) else next(_find_keys(name, model), None)
-    if home is not None:
-        message += f" here; it belongs in '{join_path((*prefix, *home[:-1]))}'"
-    return message + alternatives(name, allowed, otherwise="no keys")
-
-
-def _find_keys(name: str, model: type[BaseModel], path: KeyPath = ()) -> Iterator[KeyPath]:
-    """Yield where the whole model has a key of this name, as after a wrong indentation."""
-    for key in known_keys(slot_at(model, path)):
-        if key == name:
-            yield (*path, key)
-        if len(path) < 4:
-            yield from _find_keys(name, model, (*path, key))
+        return f"something of type {type(value).__name__}" if is_secret else shown(value)

@@ -40,9 +40,9 @@ from etude.core.errors import ConfigError, RequestError, nearest
 from etude.core.secrets import MASK, holds_secret, keep_secret, masked, secrets_in_address
 
 _REFERENCE = re.compile(
-    r"\$(?:(?P<dollar>\$)|\{(?P<name>[A-Za-z_]\w*)(?P<default>:-[^}]*)?\}|(?P<broken>\{))"
+    r"\$(?:(?P<dollar>\$)|\{(?P<name>[A-Za-z_]\w*)(?P<default>:-(?:\$(?!\{)|[^}$])*)?\}|(?P<broken>\{))"
 )
-"""`${NAME}` and `${NAME:-default}`; `$$` is one dollar sign."""
+"""`${NAME}` and `${NAME:-default}`; `$$` is one dollar sign. A default holds no reference."""
 
 _DEFAULTS = {SECTION_OF[key]: {name: {"_type": name}} for key, name in SHIPPED.items()}
 """The components that need not be written."""
@@ -61,10 +61,6 @@ def interpolate(text: str, environ: Mapping[str, str]) -> str:
         if match["broken"]:
             raise ValueError("'${' must begin ${NAME} or ${NAME:-default}; write $${ for the text itself")
         name, default = match["name"], match["default"]
-        if default is not None and "${" in default:
-            raise ValueError(
-                f"the default of '{name}' holds another reference, which is not read; write a plain default"
-            )
         if default is not None:
             return environ.get(name) or default.removeprefix(":-")
         if name not in environ:
@@ -159,7 +155,12 @@ def _validate(document: Document, overrides: Iterable[Override]) -> Config:
             _keep(secret)
     _read_environment(data, problems, Path(config_file) if isinstance(config_file, str) else None)
     components = build_components(data, problems, folders)
-    config = _validate_rest(data, problems)
+    problems.add_bools(Config, data)
+    try:
+        config = Config.model_validate(data)
+    except ValidationError as error:
+        problems.add_validation(error, Config, data)
+    problems.raise_if_any()
     complete_names(config, components, problems, in_training)
     _find_transcripts(config, folders, in_training)
     for path, slot, value in walk(config, KeyType(Config)):
@@ -200,21 +201,18 @@ def _find_transcripts(config: Config, folders: Iterable[Path], problems: Problem
     for path, holder in holders.items():
         if (warm_up := holder.warm_up) is None:
             continue
-        where: KeyPath = (*path, "warm_up", "transcripts")
-        try:
-            if is_import_path(warm_up.transcripts):
-                import_object(warm_up.transcripts)
-                continue
-        except RequestError as error:
-            problems.add(where, str(error))
-            continue
-        files = [folder / Path(warm_up.transcripts).expanduser() for folder in folders]
+        source = warm_up.transcripts
+        files = [folder / Path(source).expanduser() for folder in folders]
         existing = next((file for file in files if file.is_file()), None)
-        if existing is None:
-            text = f"there is no file '{warm_up.transcripts}'. A function is written module:name"
-            problems.add(where, text)
-        else:
-            warm_up.transcripts = str(existing.absolute())
+        try:
+            if is_import_path(source):
+                import_object(source)
+            elif existing is None:
+                raise RequestError(f"there is no file '{source}'. A function is written module:name")
+            else:
+                warm_up.transcripts = str(existing.absolute())
+        except RequestError as error:
+            problems.add((*path, "warm_up", "transcripts"), str(error))
 
 
 def _read_environment(data: dict[str, Any], problems: Problems, source: Path | None) -> None:
@@ -237,24 +235,6 @@ def _read_environment(data: dict[str, Any], problems: Problems, source: Path | N
             if value != text:
                 problems.references[path] = text
                 replace_at(data, path, value)
-
-
-def _validate_rest(data: dict[str, Any], problems: Problems) -> Config:
-    """Return the config without its invalid keys, so that the following checks can still be made."""
-    problems.add_silent_errors(Config, data)
-    while True:
-        try:
-            return Config.model_validate(data)
-        except ValidationError as error:
-            for path in problems.add_validation(error, Config, data):
-                # Delete the deepest key on the path that exists.
-                for depth in range(len(path) - 1, -1, -1):
-                    parent = value_at(data, path[:depth])
-                    if isinstance(parent, dict) and path[depth] in parent:
-                        del parent[path[depth]]
-                        break
-                else:
-                    problems.raise_if_any()
 
 
 Declared = SecretStr | SecretBytes

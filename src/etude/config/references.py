@@ -135,7 +135,7 @@ class _Names:
         if len(candidates) == 1:
             return candidates[0]
         place = KINDS[kind].places[0]
-        if self._finetuning.enabled and entries and not self._problems.within(place):
+        if self._finetuning.enabled and entries:
             several = f"'{join_path(place)}' has several; name one of: {', '.join(entries)}"
             self._problems.add_missing(path, f": {several}")
         return None
