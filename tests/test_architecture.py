@@ -43,7 +43,6 @@ ROOMS = [
     "show",
     "run",
     "verbs",
-    "lost_versions",
     "preflight",
     "server",
     "view",

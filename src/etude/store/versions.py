@@ -64,12 +64,12 @@ def run_version(text: str, root: Path) -> RunVersion | None:
     return None
 
 
-def choose_version(run: Path, wish: str = "", *, kept: bool = True) -> RunVersion:
+def choose_version(run: Path, wish: str = "") -> RunVersion:
     """Return the version of a run that `wish` names.
 
     `best` is the version with the best validation. An empty wish means the best version if one was measured
-    after training, else the last. Raises RequestError when there is no such version. With `kept`, also raises
-    it when the weights are not on the disk.
+    after training, else the last. Raises RequestError when there is no such version, or its weights are not
+    on the disk.
     """
     if not isinstance(wish, str):
         raise RequestError(f"a version is a text such as 'v3', {BEST!r} or {LAST!r}, found {wish!r:.80}")
@@ -80,7 +80,7 @@ def choose_version(run: Path, wish: str = "", *, kept: bool = True) -> RunVersio
         return RunVersion(run, None, target)
     if wish in (BEST, LAST, ""):
         version, choice = _best_or_last(wish, history, run, target)
-        return _require_version(RunVersion(run, version, target, choice), kept)
+        return _require_version(RunVersion(run, version, target, choice))
     if wish == WARM_UP and history.start is not None:
         wish = f"v{history.start.number}"
     versions = (history.start, *(entry.version for entry in history.epochs))
@@ -91,7 +91,7 @@ def choose_version(run: Path, wish: str = "", *, kept: bool = True) -> RunVersio
     version = known.get(int(wish.removeprefix("v")))
     if version is None:
         raise RequestError(f"run {run.name} has no version v{wish.removeprefix('v')}; it has {numbers}")
-    return _require_version(RunVersion(run, version, target), kept)
+    return _require_version(RunVersion(run, version, target))
 
 
 def _target_in(wish: str, run: Path, histories: Mapping[str | None, History]) -> tuple[str | None, str]:
@@ -106,14 +106,13 @@ def _target_in(wish: str, run: Path, histories: Mapping[str | None, History]) ->
     raise RequestError(f"run {run.name} trains several models; name one and its version: {', '.join(known)}")
 
 
-def _require_version(wanted: RunVersion, kept: bool) -> RunVersion:
-    """Return the version. With `kept`, raise RequestError when its weights are not on the disk."""
-    if kept and (folder := wanted.folder) is not None and not folder.exists():
+def _require_version(wanted: RunVersion) -> RunVersion:
+    """Return the version. Raises RequestError when its weights are not on the disk."""
+    if (folder := wanted.folder) is not None and not folder.exists():
         raise RequestError(
             f"the weights of v{wanted.number} of run {wanted.run.name} were not kept; there are "
-            f"{_list_numbers(_kept_in(folder.parent))}. `etude export` trains it again. The trainer's "
-            "`keep_checkpoints` says how many are kept, and the adapter's `checkpoint_seconds` how often one "
-            "is written"
+            f"{_list_numbers(_kept_in(folder.parent))}. The trainer's `keep_checkpoints` says how many are "
+            "kept, and the adapter's `checkpoint_seconds` how often one is written"
         )
     return wanted
 
