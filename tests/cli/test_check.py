@@ -110,12 +110,6 @@ def test_held_out_examples_must_be_held_out(project):
     assert "8 of 60 examples are also trained on" in warnings["validation"]
 
 
-def test_examples_that_do_not_fit_into_the_model(local):
-    row = {"id": "long", "question": "0123456789 " * 60, "answer": "yes"}
-    (local / "train.jsonl").write_text(json.dumps(row) + "\n")
-    assert "the model's context is 256" in details(checked("config.yml")[0], "error")["model policy"]
-
-
 def test_the_doctor_looks_at_the_installation(project):
     report = json.loads(etude("doctor", "--json").stdout)
     found = {finding["what"] for finding in report["findings"]}

@@ -113,14 +113,13 @@ def test_after_the_skill_was_written(tmp_path, monkeypatch):
 
 def test_where_nothing_is(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert last_line(etude("runs", "list")) == "etude demo"
+    assert last_line(etude("runs", "list")) == "etude init my_agent"
 
 
 def test_a_secret_that_was_typed_is_not_printed(project):
     shown = etude("check", "config.yml", "-o", "llms.policy.api_key=sk-1", "-o", "finetuning.seed=2")
     assert "sk-1" not in shown.stdout
-    assert "give the secrets again: -o llms.policy.api_key=…" in shown.stdout
-    assert last_line(shown) == "etude train config.yml -o finetuning.seed=2"
+    assert last_line(shown) == "etude train config.yml -o llms.policy.api_key=********** -o finetuning.seed=2"
 
 
 HARD = 'it\'s a "项目" $HOME & (co); #1'

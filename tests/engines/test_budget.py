@@ -146,8 +146,6 @@ def test_a_few_episodes_that_are_played_say_what_a_run_costs(tmp_path, monkeypat
     assert estimate["training_episodes"] == 40 and estimate["calls"] == whole["calls"] == 80
     assert usd["mean"] == pytest.approx(whole["usd"], rel=0.2)
     assert usd["low"] < whole["usd"] < usd["high"]
-    assert estimate["usd_by_model"].keys() == {"policy", "judge"}
-    assert sum(estimate["usd_by_model"].values()) == pytest.approx(usd["mean"])
 
 
 def test_a_run_that_would_reach_its_limit_is_warned_of(tmp_path, monkeypatch):

@@ -138,7 +138,7 @@ def test_a_broken_file_is_a_sentence(tmp_path: Path):
 def test_check_says_what_was_made_of_it():
     findings = Findings()
     llm = LocalLlmConfig(model=str(real_gguf()), dtype="float32")
-    check_local_model("policy", llm, str(real_gguf()), None, [], findings)
+    check_local_model("policy", llm, str(real_gguf()), None, findings)
     told = "\n".join(finding.detail for finding in findings.items)
     assert "135 M parameters" in told
     assert "unpacked from GGUF" in told and "<|im_end|>" in told

@@ -16,7 +16,6 @@ from etude.cli import (
     check,
     cluster,
     demo,
-    doctor,
     episodes,
     evaluate,
     export,
@@ -85,7 +84,7 @@ def etude(
 
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    *(init.init, demo.demo, check.check, doctor.doctor, train.train, train.resume, evaluate.evaluate),
+    *(init.init, demo.demo, check.check, check.doctor, train.train, train.resume, evaluate.evaluate),
     *(episodes.episodes, runs.jobs, export.export, import_traces.import_traces),
     *(serve.serve, view.view, init.skill),
 )

@@ -1,16 +1,29 @@
-"""`etude check CONFIG`: check whether a config would run, and estimate its cost."""
+"""`etude check CONFIG`: would it run, and what would it cost? `etude doctor`: does everything work here?"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from etude.cli import hints
-from etude.cli.command import AsJson, ConfigFile, OnCluster, Overrides, on_cluster, option, run_async
+from etude.cli.command import (
+    RUNS,
+    AsJson,
+    ConfigFile,
+    OnCluster,
+    Overrides,
+    RunsFolder,
+    argument,
+    on_cluster,
+    option,
+    run_async,
+)
 from etude.cli.console import STATUS_SIGNS, next_step, say, say_wrapped, show_findings
+from etude.core.secrets import masked
 
 if TYPE_CHECKING:
     from etude.preflight.estimate import Estimate, Range
@@ -28,7 +41,6 @@ def check(
     Nothing is sampled unless you give --play.
     """
     from etude.config.load import load_config
-    from etude.loop.lifecycle import names_secret
     from etude.preflight.check import check_config
 
     override = [*(override or ()), *on_cluster(on)]
@@ -42,13 +54,9 @@ def check(
         if estimate is not None:
             _show_estimate(estimate)
         if report.is_ready:
-            # Do not print typed secrets again.
-            secrets = [each for each in override if names_secret(settings, each)]
-            if secrets:
-                keys = (each.partition("=")[0] for each in secrets)
-                say(f"\ngive the secrets again: {' '.join(f'-o {key}=…' for key in keys)}")
-            rest = (word for each in override if each not in secrets for word in ("-o", each))
-            next_step(hints.command("train" if settings.finetuning.enabled else "evaluate", config, *rest))
+            rest = (word for each in override for word in ("-o", each))
+            command = hints.command("train" if settings.finetuning.enabled else "evaluate", config, *rest)
+            next_step(masked(command))
         else:
             say(f"\nfix what is marked {STATUS_SIGNS['error']}, and check again")
     if not report.is_ready:
@@ -70,12 +78,8 @@ def _show_estimate(estimate: Estimate) -> None:
     apart = _interval(estimate.tokens, "{:,.0f}")
     say(f"tokens          about {prompt:,} in prompts, {sampled:,} sampled{apart}")
     if estimate.usd is not None:
-        by_model = [f"{name} {format_usd(usd)}" for name, usd in estimate.usd_by_model.items()]
-        each = f", {', '.join(by_model)}" if len(by_model) > 1 else ""
-        money = f"{format_usd(estimate.usd.mean)}{_interval(estimate.usd, '${:,.4g}')}{each}"
-        say_wrapped(f"price           about {money} for calls")
-    if estimate.training_usd is not None:
-        say(f"price           at most about ${estimate.training_usd:,.2f} for training")
+        money = f"{format_usd(estimate.usd.mean)}{_interval(estimate.usd, '${:,.4g}')}"
+        say(f"price           about {money} for calls")
     say(f"measured on     {estimate.measured_on} episodes played with the models as they are now")
 
 
@@ -84,3 +88,29 @@ def _interval(estimate: Range | None, form: str) -> str:
     if estimate is None or not math.isfinite(estimate.high):
         return ""
     return f" [{form.format(estimate.low)}, {form.format(estimate.high)}]"
+
+
+def doctor(
+    config: Annotated[
+        Path | None, argument("A config, whose models, backends and storage are tried too, with their keys.")
+    ] = None,
+    override: Overrides = None,
+    output_dir: RunsFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Examine the installation, the machine and a config's services."""
+    from etude.config.load import load_config
+    from etude.preflight.doctor import examine, examine_services
+
+    settings = None if config is None else load_config(config, override or ())
+    findings = examine(output_dir or (RUNS if settings is None else settings.finetuning.output_dir))
+    if settings is not None:
+        run_async(examine_services(settings, findings))
+    is_well = not findings.with_status("error")
+    show_findings(findings, {"well": is_well}, as_json)
+    if not is_well:
+        if not as_json:
+            say(f"\nfix what is marked {STATUS_SIGNS['error']}")
+        raise typer.Exit(1)
+    if not as_json:
+        next_step(hints.new_project() if config is None else hints.command("check", config))

@@ -1,17 +1,16 @@
-"""`etude cluster status [RUN]`: where a run's parts are, how busy they are, and their waits."""
+"""`etude cluster status RUN`: where a run's parts are, how busy they are, and their waits."""
 
 from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from etude.cli import hints
-from etude.cli.command import RUNS, AsJson, OutputDir, argument, report_errors
-from etude.cli.console import emit, next_step, say, say_wrapped, shown_path, table, warn
-from etude.core.errors import RequestError
+from etude.cli.command import RUNS, AsJson, OutputDir, Run, report_errors
+from etude.cli.console import emit, next_step, say, say_wrapped, shown_path, table
 
 if TYPE_CHECKING:
     from etude.store.log import JobFacts
@@ -27,16 +26,7 @@ def cluster() -> None:
 
 @app.command()
 @report_errors
-def status(
-    run: Annotated[
-        str | None,
-        argument(
-            "A run folder, or a run's name in --output-dir; by default the latest that is still running."
-        ),
-    ] = None,
-    output_dir: OutputDir = RUNS,
-    as_json: AsJson = False,
-) -> None:
+def status(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     """Show where the parts of a run are, how much work is left, and what the run waits for.
 
     Reads the run's folder, with or without a cluster, also while the run is active.
@@ -45,7 +35,7 @@ def status(
     from etude.store.log import read_jobs
     from etude.store.status import run_status
 
-    path = _find_active_run(output_dir) if run is None else find_run(run, output_dir)
+    path = find_run(run, output_dir)
     seen = run_status(path)
     jobs = [job for job in read_jobs(path) if job.status in ("pending", "running")]
     if as_json:
@@ -58,22 +48,6 @@ def status(
     if seen.status is not None:
         _show(seen.status, jobs)
     next_step(hints.after_run(path))
-
-
-def _find_active_run(output_dir: Path) -> Path:
-    """Return the active run that was written to last. Raises RequestError if no run is active."""
-    from etude.store.facts import list_runs
-    from etude.store.run_folder import LOCK, lock_holder
-
-    running = [run for run in list_runs(output_dir) if lock_holder(run / LOCK) is not None]
-    if not running:
-        raise RequestError(
-            f"no run in {output_dir} is running now; name one that has ended: etude cluster status RUN, "
-            "or another folder: --output-dir"
-        )
-    if len(running) > 1:
-        warn(f"also running: {', '.join(run.name for run in running[1:])}")
-    return running[0].absolute()
 
 
 def _say_liveness(seen: SeenStatus, path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from etude.cli.console import shown_path, unused_folder
-from etude.core.errors import EtudeError, MissingExtraError
+from etude.core.errors import EtudeError
 
 if TYPE_CHECKING:
     from etude.core.history import History
@@ -97,14 +97,3 @@ def after_training(run: Path, histories: Mapping[str | None, History] | None = N
         if version is not None and version.number and is_local(run, target):
             return command("export", run, *([] if target is None else ["--version", target]))
     return command("jobs", run)
-
-
-def command_without_runs() -> str:
-    """Return the next command if there are no runs yet."""
-    from etude.engines.local import require_local_extra
-
-    try:
-        require_local_extra()
-    except MissingExtraError:
-        return new_project()
-    return command("demo")

@@ -44,7 +44,7 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
         return
     if not facts:
         say(f"there are no runs in {output_dir}")
-        next_step(hints.command_without_runs())
+        next_step(hints.new_project())
         return
     rows = [
         (
@@ -55,8 +55,7 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     ]
     table(("run", "kind", "state", "epochs", "first reward", "last reward", "changed"), rows)
     readable = next((run_facts.path for run_facts in facts if run_facts.state != "unreadable"), None)
-    doctor = hints.command("doctor", "--output-dir", output_dir)
-    next_step(doctor if readable is None else hints.show(readable))
+    next_step(hints.command("doctor") if readable is None else hints.show(readable))
 
 
 @app.command()

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from etude.algorithms.algorithm import data_kind
 from etude.backends.capabilities import (
     LOCAL_CAPABILITIES,
     Capabilities,
@@ -32,7 +31,6 @@ from etude.core.episode import Example, ToolSet
 from etude.core.errors import CapabilityError, EngineError
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
-from etude.core.trajectory import Method
 from etude.engines.local import LocalLlmConfig, make_base, require_local_extra
 from etude.engines.openai_config import OPENAI_URL, OpenAiLlmConfig
 from etude.preflight.estimate import Estimate, check_spending, estimate_run, play_some, target_blocks
@@ -43,11 +41,6 @@ from etude.processes.shipping import config_from_json, config_to_json
 from etude.rollout.workflow import AgentConfig
 from etude.store.backup_address import probe
 from etude.store.run_folder import RunFolder
-from etude.wire.forms import FORM_FIELDS
-from etude.wire.sampling import SAMPLING_NAMES
-
-_SHAPING = {*FORM_FIELDS, *SAMPLING_NAMES, "tool_choice"} - {"max_tokens", "stop", "seed", "stop_token_ids"}
-"""Fields of a request that change the distribution an answer is sampled from."""
 
 
 @dataclass
@@ -121,7 +114,7 @@ async def check_config(config: Config, *, play: int = 0) -> CheckReport:
             if config.storage is not None:
                 with findings.catch_errors("storage"):
                     findings.ok("storage", await probe(config.storage))
-            await _check_models(builder, examples, findings)
+            await _check_models(builder, findings)
             for name, block in target_blocks(finetuning).items() if finetuning.enabled else ():
                 own = builder if name is None else TargetBuilder(builder, name)
                 what = f"training {name}" if name else "training"
@@ -226,7 +219,7 @@ async def _check_evaluators(builder: Builder, findings: Findings) -> None:
             findings.ok(f"evaluator {name}", f"_type: {settings.type_name}{is_reward}")
 
 
-async def _check_models(builder: Builder, examples: Sequence[Example], findings: Findings) -> None:
+async def _check_models(builder: Builder, findings: Findings) -> None:
     config = builder.config
     blocks = target_blocks(config.finetuning).values()
     if not config.llms:
@@ -247,7 +240,7 @@ async def _check_models(builder: Builder, examples: Sequence[Example], findings:
                 base = llm.model
                 if llm.tiny is not None:
                     await make_base(llm.tiny, name, builder, base := Path(scratch) / "tiny")
-                await asyncio.to_thread(check_local_model, what, llm, str(base), adapter, examples, findings)
+                await asyncio.to_thread(check_local_model, what, llm, str(base), adapter, findings)
 
 
 def _check_remote(what: str, llm: Any, findings: Findings) -> None:
@@ -289,24 +282,10 @@ async def _check_training(
             check_from_base(backend, capabilities)
         check_tokens(backend, capabilities, trajectories.method, builder.config.llms[target], target)
         check_opponents(backend, capabilities, builder.config.llms, target)
-        _check_shape(what, target, builder.config.llms[target], trajectories.method, findings)
         # Give it a copy, so that it cannot change the loaded config.
         await trajectories.initialize(block.model_copy(deep=True))
         await trajectories.cleanup()
         findings.ok(what, f"{settings.type_name} data ({trajectories.method}), trained by {kind}")
-
-
-def _check_shape(what: str, name: str, llm: Any, method: Method, findings: Findings) -> None:
-    """Warn of fields that change the distribution of answers without the trainer's knowledge."""
-    fields = llm.extra_body if isinstance(llm, OpenAiLlmConfig) else {}
-    shaping = [field for field in fields if field in _SHAPING]
-    if shaping and data_kind(method) != "imitation":
-        findings.warn(
-            what,
-            f"llms.{name}.extra_body has {', '.join(shaping)}: the trainer does not know this, and would "
-            "assume another distribution of answers. Set it in the agent's calls, such as "
-            "`response_format=…`, which are recorded",
-        )
 
 
 async def _capabilities(builder: Builder, block: FinetuneConfig) -> Capabilities:

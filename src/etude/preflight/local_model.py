@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from etude.backends.capabilities import LocalAdapterConfig
-from etude.config.document import strings
 from etude.core.call import ChatRequest
-from etude.core.episode import Example
 from etude.core.errors import EtudeError, RequestError
 from etude.engines.local import LocalLlmConfig
 from etude.models.device import available_memory, choose_device, choose_dtype, shown_bytes
@@ -22,18 +20,11 @@ from etude.models.text_codec import load_tokenizer
 from etude.models.weights import load_outline, loading
 from etude.preflight.finding import Findings
 
-_SAMPLE = 64
-
 
 def check_local_model(
-    what: str,
-    llm: LocalLlmConfig,
-    base: str,
-    adapter: LocalAdapterConfig | None,
-    examples: Sequence[Example],
-    findings: Findings,
+    what: str, llm: LocalLlmConfig, base: str, adapter: LocalAdapterConfig | None, findings: Findings
 ) -> None:
-    """Check a model's chat template, LoRA setting, memory and context.
+    """Check a model's chat template, LoRA setting and memory.
 
     `base` is the folder or name of the weights, and `adapter` trains them. Raises RequestError if the model
     cannot be used.
@@ -45,7 +36,6 @@ def check_local_model(
     if adapter is not None and adapter.lora is not None:
         policy.use_lora(LoraOptions(**adapter.lora.model_dump()), seed=0)
     trainable = sum(value.numel() for value in policy.trainable().values()) if adapter is not None else 0
-    longest = _longest_prompt(policy, examples, llm.chat_template_kwargs)
     trained = f", {trainable / 1e6:.3g} M trained" if trainable and trainable != parameters else ""
     findings.ok(
         what,
@@ -56,7 +46,6 @@ def check_local_model(
         ends = ", ".join(policy.tokenizer.convert_ids_to_tokens(sorted(policy.stop_ids)))
         findings.ok(what, f"unpacked from GGUF, with the chat template in the file; a turn ends at {ends}")
     _check_template(what, policy, llm.chat_template_kwargs, findings)
-    _check_context(what, llm, policy, longest, findings)
     _check_memory(what, policy, parameters, device, dtype, adapter, findings)
     if device.type == "cpu" and parameters > 1_000_000_000:
         findings.warn(what, "more than a billion parameters on a CPU: expect hours for each epoch")
@@ -100,32 +89,6 @@ def _check_template(what: str, policy: Policy, options: Mapping[str, Any], findi
     if not shown:
         findings.warn(
             what, "its chat template does not show tools to the model; an agent with tools needs that"
-        )
-
-
-def _longest_prompt(policy: Policy, examples: Sequence[Example], options: Mapping[str, Any]) -> int:
-    """Return the most tokens that an example has as one user message, without the agent's own prompt."""
-    step = max(1, len(examples) // _SAMPLE)
-    inputs = [dict(example.inputs) for example in examples[::step][:_SAMPLE]]
-    texts = ["\n".join(text for _, text in strings(own)) for own in inputs]
-    asked = [({"role": "user", "content": text},) for text in texts if text]
-    requests = [ChatRequest(messages, template_options=options) for messages in asked]
-    try:
-        return max((len(policy.template.prompt(request).ids) for request in requests), default=0)
-    except EtudeError:
-        return 0  # The finding about the template says why.
-
-
-def _check_context(what: str, llm: LocalLlmConfig, policy: Policy, longest: int, findings: Findings) -> None:
-    if longest >= policy.max_context:
-        findings.fail(
-            what, f"an example alone takes {longest} tokens, and the model's context is {policy.max_context}"
-        )
-    elif longest + llm.max_tokens > policy.max_context:
-        findings.warn(
-            what,
-            f"max_tokens {llm.max_tokens} and the longest example ({longest} tokens) are more than the "
-            f"context of {policy.max_context}: answers may be cut",
         )
 
 
