@@ -51,7 +51,7 @@ def refused(shown, code, *texts):
     ("arguments", "text"),
     [
         (["train", "confg.yml"], "confg.yml; did you mean config.yml"),
-        (["train", "nowhere/config.yml"], "there is no folder nowhere"),
+        (["train", "nowhere/config.yml"], "there is no config file nowhere"),
         (["train", "config.yml", "-o", "finetuning.num_epoch=3"], "-o finetuning.num_epoch: .*num_epochs"),
         (["train", "config.yml", "--name", "../up"], "cannot name a run"),
         (["check", "config.yml", "-o", "finetuning.output_dir=agent.py/runs"], "agent.py is a file; name a"),
