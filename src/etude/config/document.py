@@ -145,11 +145,13 @@ _READ: dict[str, Callable[[str], Any]] = {
 }
 """How scalars are read that YAML 1.1 reads otherwise."""
 
+
+def _read_scalar(loader: _Loader, node: yaml.ScalarNode) -> Any:
+    return _READ[node.tag.removeprefix(_TAG)](str(loader.construct_scalar(node)))
+
+
 for _name in _READ:
-    _Loader.add_constructor(
-        f"{_TAG}{_name}",
-        lambda loader, node: _READ[node.tag.removeprefix(_TAG)](str(loader.construct_scalar(node))),
-    )
+    _Loader.add_constructor(f"{_TAG}{_name}", _read_scalar)
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
