@@ -13,8 +13,7 @@ from pydantic import BaseModel
 from etude.core.episode import Example
 from etude.core.errors import EngineAway, EnvironmentAway, EpisodeError
 from etude.integrations.verifiers.components import VerifiersWorkflowConfig
-from etude.integrations.verifiers.environment import Tasks
-from etude.integrations.verifiers.scores import Score, episode_error, find_scores
+from etude.integrations.verifiers.environment import Score, Tasks, episode_error, find_scores
 from etude.rollout.collector import make_failure as failure_of_episode
 
 

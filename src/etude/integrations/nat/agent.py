@@ -112,7 +112,14 @@ class NatAgent:
             ):
                 if not session.workflow.has_single_output:
                     raise EpisodeError("the workflow only streams; evaluations need one with a single output")
-                steps = _listened_to()
+                steps: list[dict[str, Any]] = []
+
+                def add(step: IntermediateStep) -> None:
+                    # Skip the steps for single tokens. The step that ends a stream has the whole text.
+                    if step.event_type is not IntermediateStepType.LLM_NEW_TOKEN:
+                        steps.append(step.model_dump(exclude_none=True))
+
+                Context.get().intermediate_step_manager.subscribe(on_next=add)
                 output = await runner.result()
                 with contextlib.suppress(ValueError):  # As in the toolkit, keep it if it cannot be converted.
                     output = runner.convert(output, to_type=str)
@@ -168,16 +175,3 @@ def rollout_config(config: Config, model: str) -> Config:
             "finetuning": config.finetuning.model_copy(update={"enabled": False, "run_configuration": None}),
         }
     )
-
-
-def _listened_to() -> list[dict[str, Any]]:
-    """Return a list that receives the steps of the innermost run as they happen."""
-    steps: list[dict[str, Any]] = []
-
-    def add(step: IntermediateStep) -> None:
-        # Skip the steps for single tokens. The step that ends a stream has the whole text.
-        if step.event_type is not IntermediateStepType.LLM_NEW_TOKEN:
-            steps.append(step.model_dump(exclude_none=True))
-
-    Context.get().intermediate_step_manager.subscribe(on_next=add)
-    return steps

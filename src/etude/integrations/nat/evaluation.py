@@ -54,17 +54,26 @@ class NatDataset:
     def examples(self) -> list[Example]:
         """Return all examples, in order. Raises DatasetError for unreadable data and repeated ids."""
         config = self._config()
+        source = f"the dataset {config.file_path}"
         handler = DatasetHandler(config, reps=1, concurrency=self._general.max_concurrency, num_passes=0)
         other = str(self._file) if self._file and isinstance(config, EvalDatasetCustomConfig) else None
         try:
             items = handler.get_eval_input_from_dataset(other).eval_input_items
         except Exception as error:
-            raise DatasetError(f"{_source(config)} cannot be read by the toolkit: {error!r}") from error
+            raise DatasetError(f"{source} cannot be read by the toolkit: {error!r}") from error
         if not items:
-            raise DatasetError(f"{_source(config)} holds no examples with a question")
-        examples = [to_example(item) for item in items]
+            raise DatasetError(f"{source} holds no examples with a question")
+        examples: list[Example] = []
+        for item in items:
+            row = to_jsonable_python(item.full_dataset_entry, fallback=str, inf_nan_mode="null")
+            # Without an id, the id is a hash of the content.
+            name = content_hash([item.input_obj, row]) if item.id in ("", None) else str(item.id)
+            inputs = {"question": item.input_obj, "row": row}
+            if item.expected_trajectory:
+                inputs["expected_trajectory"] = item.expected_trajectory
+            examples.append(Example(name, inputs, item.expected_output_obj))
         if len({example.id for example in examples}) < len(examples):
-            raise DatasetError(f"{_source(config)}: two rows have the same id in '{config.id_key}'")
+            raise DatasetError(f"{source}: two rows have the same id in '{config.id_key}'")
         return examples
 
     def _config(self) -> EvalDatasetBaseConfig:
@@ -79,33 +88,6 @@ class NatDataset:
         kind = _BY_ENDING.get(self._file.suffix.lower(), type(config) if config else EvalDatasetJsonConfig)
         columns = config.model_dump(include={"id_key", "structure", "filter"}) if config else {}
         return kind(**columns, file_path=self._file)
-
-
-def to_example(item: NatItem) -> Example:
-    """Convert a toolkit row to an example. Without an id, the id is a hash of the content."""
-    row = to_jsonable_python(item.full_dataset_entry, fallback=str, inf_nan_mode="null")
-    name = content_hash([item.input_obj, row]) if item.id in ("", None) else str(item.id)
-    inputs = {"question": item.input_obj, "row": row}
-    if item.expected_trajectory:
-        inputs["expected_trajectory"] = item.expected_trajectory
-    return Example(name, inputs, item.expected_output_obj)
-
-
-def to_item(example: Example, output: Any, steps: Any) -> NatItem:
-    """Convert an example back to its toolkit row, with an output and steps."""
-    return NatItem(
-        id=example.id,
-        input_obj=example.inputs["question"],
-        expected_output_obj=example.expected,
-        output_obj=output,
-        expected_trajectory=example.inputs.get("expected_trajectory", []),
-        trajectory=steps,
-        full_dataset_entry=example.inputs["row"],
-    )
-
-
-def _source(config: EvalDatasetBaseConfig) -> str:
-    return f"the dataset {config.file_path}"
 
 
 class NatEvaluator(Evaluator):
@@ -144,8 +126,16 @@ class NatEvaluator(Evaluator):
         """Return the episode in the form that the toolkit's evaluations pass to evaluators."""
         assert item.episode is not None, "a score is made of an episode"
         kept = self._agent.steps.read(item.episode.id) if self._agent.steps else []
-        steps = IntermediateStepAdapter().validate_intermediate_steps(kept)
-        prepared = to_item(item.episode.example, item.output_obj, steps)
+        example = item.episode.example
+        prepared = NatItem(
+            id=example.id,
+            input_obj=example.inputs["question"],
+            expected_output_obj=example.expected,
+            output_obj=item.output_obj,
+            expected_trajectory=example.inputs.get("expected_trajectory", []),
+            trajectory=IntermediateStepAdapter().validate_intermediate_steps(kept),
+            full_dataset_entry=example.inputs["row"],
+        )
         general = self._agent.config.eval.general
         process = general.output.custom_pre_eval_process_function if general.output else None
         if process is None:

@@ -82,14 +82,15 @@ def translate(toolkit_config: Any, run_config: Any) -> Config:
     )
     general = toolkit_config.eval.general
     given = {"max_concurrency": general.max_concurrency, "dataset": NatDatasetConfig()}
-    given |= {"timeout": trainer.timeout, "max_calls": trainer.max_calls}
+    limits = {"timeout": trainer.timeout, "max_calls": trainer.max_calls}
+    given |= {key: value for key, value in limits.items() if value is not None}
     evaluators = toolkit_config.eval.evaluators
     return parse_config(
         {
             "llms": {target: model_block(target, toolkit_config.llms[target], adapter)},
             "workflow": workflow,
             "eval": {
-                "general": _told(given),
+                "general": given,
                 "evaluators": {name: NatEvaluatorConfig(evaluator=name) for name in evaluators},
             },
             "trajectory_builders": {run_config.trajectory_builder: {"_type": "grpo"} | builder.builder},
@@ -118,11 +119,6 @@ def digest(toolkit_config: Any) -> str:
     return content_hash(toolkit_config.model_dump(mode="json", exclude=_TRAINING_BLOCKS, fallback=str))
 
 
-def _told(block: Json) -> Json:
-    """Return the block without keys that are None."""
-    return {key: value for key, value in block.items() if value is not None}
-
-
 def _finetuning(run_config: Any, target: str, trainer: Any) -> Json:
     reward, options = run_config.reward_function, run_config.run_configuration
     files = {
@@ -134,6 +130,7 @@ def _finetuning(run_config: Any, target: str, trainer: Any) -> Json:
         for key, file in files.items()
         if file is not None
     }
+    own = {key: getattr(trainer, key) for key in _OWN}
     block = {
         "enabled": True,
         "trainer": run_config.trainer,
@@ -147,7 +144,7 @@ def _finetuning(run_config: Any, target: str, trainer: Any) -> Json:
         "run_configuration": {"validation_interval": options.validation_interval, **named},
         "reward_function": None if reward is None else {"name": reward.name},
     }
-    return _told(block | {key: getattr(trainer, key) for key in _OWN})
+    return block | {key: value for key, value in own.items() if value is not None}
 
 
 @asynccontextmanager

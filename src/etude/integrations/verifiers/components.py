@@ -19,13 +19,13 @@ from etude.config.registry import register_dataset, register_workflow
 from etude.core.episode import Example
 from etude.core.errors import RequestError
 from etude.integrations.verifiers.environment import (
+    REWARD,
     open_environment,
     read_block,
     require_verifiers,
     role_configs,
     score_names,
 )
-from etude.integrations.verifiers.scores import REWARD
 from etude.rollout.workflow import Workflow
 
 if TYPE_CHECKING:

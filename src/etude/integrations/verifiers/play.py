@@ -24,8 +24,7 @@ from verifiers.v1.runtimes import runtime_is_local
 from etude.config.import_path import where_raised
 from etude.core.episode import Example
 from etude.core.errors import EnvironmentAway, EpisodeError, EtudeError
-from etude.integrations.verifiers.environment import Tasks
-from etude.integrations.verifiers.scores import episode_error, find_problems, find_scores
+from etude.integrations.verifiers.environment import Tasks, episode_error, find_problems, find_scores
 from etude.rollout.episode import Episode
 from etude.wire.answers import RecordedCompletion
 from etude.wire.dialect import ChatBody
