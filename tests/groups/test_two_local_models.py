@@ -15,7 +15,7 @@ from etude.core.conversion import TrajectoryCollection
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 from etude.engines.embedded import EmbeddedEngine
 from etude.groups import GroupAgent, ModelSettings, OpenAiSharedModelGroup
-from etude.groups.model_jobs import JobRules, ModelJobs
+from etude.groups.model_jobs import ModelJobs
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.protocols import adp
 from etude.store.journal import Journal
@@ -34,14 +34,18 @@ def tokenizer():
 class Model:
     """A model, its engine and its line."""
 
-    def __init__(self, name, tokenizer, folder, journal, **rules):
+    def __init__(self, name, tokenizer, folder, journal, **settings):
         self.name, self.seed = name, len(name)
         self.policy = build_policy(tokenizer, self.seed, SHAPE)
         self.engine = EmbeddedEngine(self.policy)
         config = LocalAdapterConfig(learning_rate=0.05, passes=3)
         self.adapter = LocalAdapter(config, self.policy, folder / name, self.seed)
         self.jobs = ModelJobs(
-            "policy", self.adapter, self.engine, ModelLog(journal, name), rules=JobRules(**rules)
+            "policy",
+            self.adapter,
+            self.engine,
+            ModelLog(journal, name),
+            settings=ModelSettings(name, **settings),
         )
 
     async def begin(self, version=None):
@@ -135,7 +139,7 @@ async def test_deleting_versions_of_one_leaves_the_others_alone(models, tmp_path
 
 async def test_jobs_from_the_base_model_start_there_and_count_on(tokenizer, tmp_path):
     with Journal(tmp_path / "run.db") as journal:
-        model = Model("prover", tokenizer, tmp_path / "checkpoints", journal, from_scratch=True)
+        model = Model("prover", tokenizer, tmp_path / "checkpoints", journal, fine_tune_from_scratch=True)
         await model.begin()
         await train([model], "a")
         await train([model], "b")

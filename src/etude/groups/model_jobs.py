@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import islice
 
 from etude.backends.capabilities import JobHyperparameters, check_from_base, check_start_version
@@ -25,6 +24,7 @@ from etude.core.job import (
 )
 from etude.core.records import JobPlan, JobPlanned, LineageEntry, StartWeights
 from etude.engines.ledger import Ledger
+from etude.groups.agents import ModelSettings
 from etude.processes.status import Watchdog
 from etude.store.log import ModelLog
 
@@ -45,20 +45,6 @@ def require_completed(ref: TrainingJobRef, status: TrainingJobStatus) -> None:
     raise TrainingError(f"{job} ended as '{status.status}'{reason}. {again}")
 
 
-@dataclass(frozen=True, slots=True)
-class JobRules:
-    """The rules for which jobs are submitted, and from which weights they start."""
-
-    frozen: bool = False
-    """Submit no jobs."""
-    dry_run: bool = False
-    """Prepare the data, but submit no jobs."""
-    min_rows: int = 1
-    """The minimum number of trajectories to train on."""
-    from_scratch: bool = False
-    """Start each job from the base model instead of the last version."""
-
-
 class ModelJobs:
     """The jobs of one model at one backend, from their submission to the adoption of their weights."""
 
@@ -69,7 +55,7 @@ class ModelJobs:
         engine: Engine,
         log: ModelLog,
         *,
-        rules: JobRules | None = None,
+        settings: ModelSettings | None = None,
         warn: Callable[[str], None] = lambda text: None,
         watchdog: Watchdog | None = None,
         ledger: Ledger | None = None,
@@ -79,7 +65,8 @@ class ModelJobs:
         self.adapter = adapter
         self.engine = engine
         self.log = log
-        self.rules = rules or JobRules()
+        self.settings = settings or ModelSettings(model)
+        """The rules for which jobs are submitted, and from which weights they start."""
         self._hyperparameters = JobHyperparameters()
         self.version: ModelVersion | None = None
         """The version that the engine samples from; None when the backend does not report versions."""
@@ -100,10 +87,10 @@ class ModelJobs:
     async def take_up(self, version: ModelVersion | None) -> None:
         """Resume from `version`, or start from the backend's current version.
 
-        Raises CapabilityError if jobs cannot start from the weights that the rules ask for. Raises
+        Raises CapabilityError if jobs cannot start from the weights that the settings ask for. Raises
         TrainingError if the engine does not sample from `version`.
         """
-        if self.rules.from_scratch:
+        if self.settings.fine_tune_from_scratch:
             check_from_base(self._backend, self.adapter.capabilities())
         known = self.log.state
         if version is None or known.start is None:
@@ -114,27 +101,27 @@ class ModelJobs:
             await self.go_back(version)
 
     def reason_to_skip(self, rows: int) -> Skipped | None:
-        """Return why the rules forbid a job with this number of rows; None when they allow it."""
-        if self.rules.frozen:
+        """Return why the settings forbid a job with this number of rows; None when they allow it."""
+        if self.settings.freeze_agent:
             return Frozen(reason=f"the model '{self.model}' is frozen")
-        if rows < self.rules.min_rows:
-            least = self.rules.min_rows
+        if rows < self.settings.min_rows:
+            least = self.settings.min_rows
             return Skipped(reason=f"too little data: {rows} rows, and at least {least} are needed")
-        if self.rules.dry_run:
+        if self.settings.dry_run:
             return DryRun(reason="dry run: nothing was submitted", rows=rows)
         return None
 
     async def submit(self, collection: TrajectoryCollection) -> TrainingJobRef | Skipped:
         """Start a job on the collection, or return why there is none: Frozen, DryRun, or another Skipped.
 
-        The job starts from the current version, or from the base model if the rules say so. Its new version
-        gets a number that no other version has had. Raises JobNameTakenError for the name of another job,
-        CapabilityError if the backend cannot start from that version.
+        The job starts from the current version, or from the base model with `fine_tune_from_scratch`. Its new
+        version gets a number that no other version has had. Raises JobNameTakenError for the name of another
+        job, CapabilityError if the backend cannot start from that version.
         """
         skipped = self.reason_to_skip(len(collection))
         if skipped is not None:
             return skipped
-        start = (self.log.state.start if self.rules.from_scratch else None) or self.version
+        start = (self.log.state.start if self.settings.fine_tune_from_scratch else None) or self.version
         name, earlier = collection.run_id, self.log.state.plans.get(collection.run_id)
         plan = JobPlan(
             method=collection.method,
@@ -292,7 +279,7 @@ class ModelJobs:
     def _require_new(self, job: str, version: ModelVersion) -> None:
         """Raise TrainingError unless the job made new weights, and gave them a new and higher number."""
         before, known = self.version, self.log.state.versions.get(version.number)
-        start = (self.log.state.start if self.rules.from_scratch else None) or before
+        start = (self.log.state.start if self.settings.fine_tune_from_scratch else None) or before
         if start is not None and version.digest == start.digest:
             raise TrainingError(
                 f"job {job} is completed, but the weights have not changed (digest "

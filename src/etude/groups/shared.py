@@ -31,7 +31,7 @@ from etude.groups.agents import (
     grpo_data,
     supervised_data,
 )
-from etude.groups.model_jobs import JobRules, ModelJobs, require_completed
+from etude.groups.model_jobs import ModelJobs, require_completed
 from etude.protocols.protocol import Protocol
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class SharedModelGroup:
     ) -> None:
         """Create the group. `jobs` is the model with its engine and adapter.
 
-        The agents' settings replace the rules of `jobs`. `protocol` is the protocol that they play, if any.
+        The agents' settings replace those of `jobs`. `protocol` is the protocol that they play, if any.
         Raises RequestError for agents of another group, not in the protocol, or with different settings.
         Raises CapabilityError for hyperparameters that the adapter does not support.
         """
@@ -109,15 +109,9 @@ class SharedModelGroup:
                 known = ", ".join(protocol.agents)
                 raise RequestError(f"protocol '{protocol.name}' has no agent '{name}'; agents: {known}")
         self.jobs = jobs
-        settings = self.settings
-        jobs.rules = JobRules(
-            frozen=settings.freeze_agent,
-            dry_run=settings.dry_run,
-            min_rows=settings.min_rows,
-            from_scratch=settings.fine_tune_from_scratch,
-        )
-        if not settings.freeze_agent:
-            jobs.use_hyperparameters(settings.hyperparameters)
+        jobs.settings = self.settings
+        if not self.settings.freeze_agent:
+            jobs.use_hyperparameters(self.settings.hyperparameters)
         self._state = SharedModelGroupState.model_validate(jobs.log.state.group)
         self._is_given = False
         """Whether the state was passed to `set_state` and does not come from the journal."""

@@ -21,7 +21,8 @@ from etude.core.interfaces import innermost
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.json_text import json_facts
 from etude.core.records import JobDropped, SampledFrom, Submission
-from etude.groups.model_jobs import JobRules, ModelJobs
+from etude.groups.agents import ModelSettings
+from etude.groups.model_jobs import ModelJobs
 from etude.groups.opponents import OpponentPool
 from etude.loop.metrics import call_metrics, collection_metrics, reason_for_skip, selection_metrics
 from etude.loop.record import TrainingRecord
@@ -68,7 +69,11 @@ class Bookkeeper:
             adapter,
             runtime.engines[runtime.target_model],
             self.record.log,
-            rules=JobRules(frozen=runtime.target_config.frozen, from_scratch=config.fine_tune_from_scratch),
+            settings=ModelSettings(
+                runtime.target_model,
+                freeze_agent=runtime.target_config.frozen,
+                fine_tune_from_scratch=config.fine_tune_from_scratch,
+            ),
             warn=warn,
             watchdog=runtime.watchdog,
             ledger=runtime.ledger,

@@ -44,9 +44,9 @@ class WarmUp:
         warm_up = self._books.config.warm_up
         if warm_up is None or self._books.record.history.warm_up is not None:
             return
-        model, rules, started = self._model, self._model.rules, time.monotonic()
+        model, settings, started = self._model, self._model.settings, time.monotonic()
         self._runtime.progress.phase("warming up")
-        model.rules = replace(rules, frozen=False, from_scratch=False)
+        model.settings = replace(settings, freeze_agent=False, fine_tune_from_scratch=False)
         try:
             if self._jobs and (version := self._jobs[-1].version) is not None:
                 await model.adapter.restore(version)
@@ -54,7 +54,7 @@ class WarmUp:
             if not (self._jobs and self._jobs[-1].is_over):
                 await self._imitate(warm_up)
         finally:
-            model.rules = rules
+            model.settings = settings
             model.use_hyperparameters(JobHyperparameters())
         last = self._jobs[-1]
         entry = WarmUpEntry(
