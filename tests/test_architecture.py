@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 57_516,
-    "modules": 277,
-    "lines of tests": 46_619,
+    "lines of source": 57_474,
+    "modules": 276,
+    "lines of tests": 46_438,
     "benchmark files": 12,
     "config keys": 315,
 }

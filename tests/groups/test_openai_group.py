@@ -1,11 +1,10 @@
 """The shared model group, on an adapter of this process and on OpenAI's fine-tuning jobs."""
 
 import asyncio
-import json
 
 import pytest
 
-from etude.backends.capabilities import Capabilities
+from etude.backends.capabilities import Capabilities, JobHyperparameters
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_jobs import OpenAiAdapter, OpenAiAdapterConfig
 from etude.core.errors import CapabilityError, EngineError, RequestError, TrainingError
@@ -24,6 +23,7 @@ from etude.groups import (
     agents_of_model,
 )
 from etude.protocols import adp, nip
+from etude.store.journal import Journal
 from etude.store.log import ModelLog
 from tests.algorithms.scripted_episodes import conversation, episode, played
 from tests.backends.lm_stand_in import LmStandIn
@@ -77,9 +77,9 @@ class Made:
         return Made(self.folder, self.journal, protocol=self.protocol, adapter=self.adapter, **self.settings)
 
 
-def at_openai(folder, journal, *, ending="succeeded"):
+def at_openai(folder, journal, *, ending="succeeded", server=None):
     """A group that trains at a stand-in of OpenAI, and the stand-in."""
-    server = StandIn(ending=ending, min_rows=1)
+    server = server or StandIn(ending=ending, min_rows=1)
     adapter = OpenAiAdapter(OpenAiAdapterConfig(min_rows=1), server.client(), BASE)
     return Made(folder, journal, protocol=adp(), adapter=adapter), server
 
@@ -116,19 +116,11 @@ async def trained(made, plays):
     return await made.group.switch_to_next_model()
 
 
-async def test_a_group_makes_a_job_and_switches_to_what_it_made(make, plays):
+async def test_the_lineage_says_what_made_each_version(make, plays):
     made = make(protocol=adp())
     version = await trained(made, plays)
     assert (version.number, made.engine.version, made.group.model_name) == (1, 1, "weights-1")
     assert await made.group.get_fine_tune_job_status() == "succeeded"
-    assert not await made.group.fine_tune_job_failed()
-    job = json.loads(next(made.adapter.folder.iterdir()).read_text())
-    assert job["trajectories"] == 2
-
-
-async def test_the_lineage_says_what_made_each_version(make, plays):
-    made = make(protocol=adp())
-    await trained(made, plays)
     right, wrong = plays
     await made.group.create_grpo_fine_tune_job({"verifier": [right, wrong]}, job_name="second")
     await made.group.switch_to_next_model()
@@ -376,13 +368,6 @@ async def test_a_group_that_does_not_get_ready_says_so(make, caplog):
     assert "group 'pair' waits up to" in caplog.text
 
 
-def test_there_is_no_server_to_control_where_there_is_none(make):
-    group = make().group
-    assert group.training_client_type == "adapter"
-    with pytest.raises(CapabilityError, match="language-model server"):
-        _ = group.language_model_client
-
-
 async def test_a_state_can_be_set(make):
     made = make()
     state = OpenAiSharedModelGroupState.model_validate(
@@ -396,24 +381,55 @@ async def test_a_state_can_be_set(make):
     assert made.engine.version == 3
 
 
-async def test_a_state_that_is_none_changes_nothing(make):
-    made = make()
+@pytest.mark.parametrize(
+    ("state", "problem"),
+    [
+        ({"iteration": 3}, "not the state of a group(.|\n)*iteration\n  Extra inputs are not permitted"),
+        ({"version": {"number": 1}}, r"not the state of a group(.|\n)*version\.location\n  Field required"),
+        ("ft:x", "not the state of a group(.|\n)*should be a valid dictionary"),
+        (
+            {"version": {"number": 1, "location": "x", "digest": "y"}},
+            "version 1 of group 'pair' is weights-1, and in this state",
+        ),
+    ],
+)
+async def test_a_state_that_is_none_or_another_groups_changes_nothing(make, plays, state, problem):
+    made = make(protocol=adp())
+    await trained(made, plays)
     before = made.group.get_state()
-    for state, found in [
-        ({"iteration": 3}, "iteration\n  Extra inputs are not permitted"),
-        ({"version": {"number": 1}}, r"version\.location\n  Field required"),
-        ("ft:x", "should be a valid dictionary"),
-    ]:
-        with pytest.raises(RequestError, match=f"not the state of a group(.|\n)*{found}"):
-            made.group.set_state(state)
+    with pytest.raises(RequestError, match=problem):
+        made.group.set_state(state)
     assert made.group.get_state() == before
 
 
-async def test_a_state_of_another_group_is_refused(make, plays):
-    made = make(protocol=adp())
-    await trained(made, plays)
-    with pytest.raises(RequestError, match="version 1 of group 'pair' is weights-1, and in this state"):
-        made.group.set_state({"version": {"number": 1, "location": "x", "digest": "y"}})
+async def test_a_group_goes_on_from_a_state_in_another_journal(tmp_path, journal, plays):
+    first, server = at_openai(tmp_path, journal)
+    made = await trained(first, plays)
+    with Journal(tmp_path / "other.db") as other:
+        second, _ = at_openai(tmp_path, other, server=server)
+        second.group.set_state(first.group.get_state_dict())
+        await second.group.eval()
+        assert (second.group.model_name, second.engine.version) == (made.location, 1)
+        assert await second.group.get_fine_tune_job_status() == "succeeded"
+        assert await second.group.switch_to_next_model() == made
+        assert (await trained(second, plays[::-1])).number == 2
+        former, latter = second.group.lineage()
+    assert (former.version, former.data, latter.data.parent) == (made, None, 1)
+    assert server.jobs["ftjob-1"]["model"] == made.location
+
+
+async def test_a_line_of_another_model_is_an_error_that_names_both(make, plays):
+    group = make(protocol=adp()).group
+    group.jobs.model = "polcy"
+    steps = [{"prover": [Step(play, 0)]} for play in plays]
+    for create in (
+        group.create_supervised_fine_tune_job({"prover": plays}),
+        group.create_grpo_fine_tune_job({"prover": plays}),
+        group.create_dpo_fine_tune_job(*steps),
+        group.create_supervised_fine_tune_job({}, {"verifier": plays}),
+    ):
+        with pytest.raises(RequestError, match=r"of the model 'polcy', and agent '.*' answered with"):
+            await create
 
 
 async def test_a_backend_that_gives_a_number_twice_is_found_out(make, plays):
@@ -493,6 +509,7 @@ def test_the_attributes_are_those_of_the_agents_and_the_protocol(make):
     group = OpenAiSharedModelGroup("pair", agents, make().group.jobs, protocol)
     assert isinstance(group, SharedModelGroup)
     assert (group.num_epochs, group.rl_learning_rate, group.lora_alpha) == (3, 1e-4, 24)
+    assert group.jobs.adapter.hyperparameters == JobHyperparameters(3, 1e-4, None, 16, 24.0)
     assert (group.max_message_rounds, group.model_name, group.is_trainable) == (5, "tiny", True)
     # An agent's id is its place in the protocol, whatever others are in the group.
     names = list(protocol.agents)
@@ -501,6 +518,9 @@ def test_the_attributes_are_those_of_the_agents_and_the_protocol(make):
     assert make().group.lora_alpha is None
     with pytest.raises(RequestError, match="plays no protocol"):
         _ = make().group.max_message_rounds
+    assert group.training_client_type == "adapter"
+    with pytest.raises(CapabilityError, match="language-model server"):
+        _ = group.language_model_client
 
 
 @pytest.mark.parametrize(
@@ -510,21 +530,15 @@ def test_the_attributes_are_those_of_the_agents_and_the_protocol(make):
         ([("a", {}), ("b", {"lora_rank": 8})], "must agree on lora_rank"),
         ([("a", {}), ("a", {})], "two agents called 'a'"),
         ([], "has no agents"),
+        ([("a", {})], "protocol 'adp' has no agent 'a'"),
     ],
 )
 def test_agents_of_a_group_must_agree(make, agents, message):
     made = [GroupAgent(name, ModelSettings(BASE, **settings), "pair") for name, settings in agents]
     with pytest.raises(RequestError, match=message):
-        OpenAiSharedModelGroup("pair", iter(made), make().group.jobs)
-
-
-def test_an_agent_belongs_to_one_group(make):
-    line = make().group.jobs
-    OpenAiSharedModelGroup("alone", [GroupAgent("alone", ModelSettings(BASE))], line)
+        OpenAiSharedModelGroup("pair", iter(made), make().group.jobs, adp())
     with pytest.raises(RequestError, match="agent 'a' belongs to the group 'a', not to 'pair'"):
-        OpenAiSharedModelGroup("pair", [GroupAgent("a", ModelSettings(BASE))], line)
-    with pytest.raises(RequestError, match="protocol 'adp' has no agent 'a'"):
-        OpenAiSharedModelGroup("a", [GroupAgent("a", ModelSettings(BASE))], line, adp())
+        OpenAiSharedModelGroup("pair", [GroupAgent("a", ModelSettings(BASE))], make().group.jobs)
 
 
 async def test_data_of_strangers_and_steps_that_do_not_fit_are_refused(make, plays):
@@ -552,15 +566,10 @@ async def test_an_agent_that_plays_no_protocol_needs_rewards_for_grpo(make):
         await group.create_grpo_fine_tune_job({"agent": records})
     with pytest.raises(RequestError, match="'train/1/e/1' has no reward"):
         await group.create_grpo_fine_tune_job({"agent": records}, {records[0].id: 1.0})
+    for reward in (float("inf"), float("nan"), "high", None, [1.0], 10**400):
+        with pytest.raises(RequestError, match=r"the reward of episode 'train/1/e/0' is .*no finite"):
+            await group.create_grpo_fine_tune_job({"agent": records}, {records[0].id: reward})
     rewards = {record.id: float(record.generation) for record in records}
     await group.create_grpo_fine_tune_job({"agent": records}, rewards)
     await group.train()
     assert (await group.switch_to_next_model()).number == 1
-
-
-@pytest.mark.parametrize("reward", [float("inf"), float("nan"), "high", None, [1.0], 10**400])
-async def test_a_reward_that_is_no_finite_number_is_refused_with_its_episode(make, reward):
-    group, record = make().group, episode(conversation("q", "a"))
-    await group.wait_for_ready()
-    with pytest.raises(RequestError, match=r"the reward of episode 'train/1/e/0' is .*no finite"):
-        await group.create_grpo_fine_tune_job({"agent": [record]}, {record.id: reward})
