@@ -64,16 +64,14 @@ class Bookkeeper:
         self.follows = follows
         self.record = TrainingRecord(runtime, config)
         warn = partial(runtime.progress.message, warning=True)
+        frozen, scratch = runtime.target_config.frozen, config.fine_tune_from_scratch
+        settings = ModelSettings(runtime.target_model, freeze_agent=frozen, fine_tune_from_scratch=scratch)
         self.model = ModelJobs(
             runtime.target_model,
             adapter,
             runtime.engines[runtime.target_model],
             self.record.log,
-            settings=ModelSettings(
-                runtime.target_model,
-                freeze_agent=runtime.target_config.frozen,
-                fine_tune_from_scratch=config.fine_tune_from_scratch,
-            ),
+            settings=settings,
             warn=warn,
             watchdog=runtime.watchdog,
             ledger=runtime.ledger,
