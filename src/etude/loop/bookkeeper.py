@@ -64,28 +64,27 @@ class Bookkeeper:
         self.follows = follows
         self.record = TrainingRecord(runtime, config)
         warn = partial(runtime.progress.message, warning=True)
-        frozen, scratch = runtime.target_config.frozen, config.fine_tune_from_scratch
-        settings = ModelSettings(runtime.target_model, freeze_agent=frozen, fine_tune_from_scratch=scratch)
+        model, frozen = runtime.target_model, runtime.target_config.frozen
         self.model = ModelJobs(
-            runtime.target_model,
+            model,
             adapter,
-            runtime.engines[runtime.target_model],
+            runtime.engines[model],
             self.record.log,
-            settings=settings,
+            settings=ModelSettings(model, frozen, config.fine_tune_from_scratch),
             warn=warn,
             watchdog=runtime.watchdog,
             ledger=runtime.ledger,
         )
         self._progress = runtime.progress
-        self._provenance = Provenance(runtime.target_model)
-        self._targeted = TargetWatch(config.target_functions, runtime.target_model, warn, runtime.target)
+        self._provenance = Provenance(model)
+        self._targeted = TargetWatch(config.target_functions, model, warn, runtime.target)
         self.collections = Collections(
-            runtime.evaluation, runtime.target_model, lambda: self.epoch, self._saw, self.require_not_stopped
+            runtime.evaluation, model, lambda: self.epoch, self._saw, self.require_not_stopped
         )
         self._curriculum_state = curriculum_state
         self._facts = facts
         pools = [each for each in map(innermost, runtime.engines.values()) if isinstance(each, OpponentPool)]
-        self.opponents = [pool for pool in pools if pool.config.of == runtime.target_model]
+        self.opponents = [pool for pool in pools if pool.config.of == model]
         for pool in self.opponents:
             pool.follow(self.record.log)
         self.built: dict[int, tuple[TrajectoryCollection, dict[str, Any]]] = {}
