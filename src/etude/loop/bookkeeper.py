@@ -53,10 +53,7 @@ class Bookkeeper:
         *,
         follows: bool,
     ) -> None:
-        """`facts` returns the trainer's own metrics of the epoch's data.
-
-        If several targets are trained in one run, `runtime` says which one this model is.
-        """
+        """`facts` returns the trainer's metrics of an epoch's data. `runtime` says which target this model is."""
         self.runtime = runtime
         self.config = config
         self.builder = builder
