@@ -57,7 +57,7 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 57_471,
+    "lines of source": 57_468,
     "modules": 276,
     "lines of tests": 46_438,
     "benchmark files": 12,

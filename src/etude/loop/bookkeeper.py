@@ -53,7 +53,7 @@ class Bookkeeper:
         *,
         follows: bool,
     ) -> None:
-        """`facts` returns the trainer's own metrics of an epoch. `runtime` says which target this model is."""
+        """`facts` returns the trainer's metrics of an epoch. `runtime` says which target this model is."""
         self.runtime = runtime
         self.config = config
         self.builder = builder
