@@ -43,7 +43,6 @@ from etude.show.metrics_files import RunReport
 from etude.show.progress import progress_for
 from etude.show.tracker_threads import Reporting, with_trackers
 from etude.store.backup import restore_run
-from etude.store.backup_address import is_address
 from etude.store.facts import find_run
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import EvaluationRequest, model_config, read_request
@@ -180,7 +179,7 @@ async def resume_async(
     address of a backup (`s3://bucket/etude/RUN`), which is restored into `output_dir`.
     """
     changes = [*overrides, *as_overrides(settings)]
-    if isinstance(run, str) and is_address(run):
+    if isinstance(run, str) and "://" in run:
         restored = await asyncio.to_thread(restore_run, run, Path(output_dir), storage_options(changes))
         changes += storage_overrides(restored.run, run)
         run = restored.run

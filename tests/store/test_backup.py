@@ -15,9 +15,8 @@ import pytest
 
 from etude.config.schema import StorageConfig
 from etude.core.errors import RequestError, StoreError
-from etude.store import backup_address
-from etude.store.backup import Copies, TakenOver, back_up, restore_run
-from etude.store.backup_address import Address, probe
+from etude.store import backup
+from etude.store.backup import Address, Copies, TakenOver, back_up, probe, restore_run
 from etude.store.run_folder import RunFolder
 from tests.store.faulty import Faulty
 from tests.support import until
@@ -127,7 +126,7 @@ async def test_a_storage_that_fails_for_a_while_is_told_once_and_used_again(run,
 
 
 async def test_a_storage_that_hangs_holds_a_run_up_no_longer_than_it_says(run, monkeypatch):
-    monkeypatch.setattr(backup_address, "PATIENCE", 0.2)
+    monkeypatch.setattr(backup, "PATIENCE", 0.2)
     async with asyncio.timeout(30):
         async with back_up(faulty(), run, watcher := Watcher()):
             await run.journal.put("k", 1)
@@ -191,7 +190,7 @@ async def test_what_is_damaged_is_refused_by_name_and_nothing_is_left(run, tmp_p
 )
 async def test_a_storage_that_takes_no_backups_is_told(fault, said, monkeypatch):
     if "hangs" in fault:
-        monkeypatch.setattr(backup_address, "PATIENCE", 0.1)
+        monkeypatch.setattr(backup, "PATIENCE", 0.1)
     for name, value in fault.items():
         setattr(Faulty, name, value)
     with pytest.raises(RequestError, match=said):

@@ -333,14 +333,6 @@ async def test_what_goes_on_is_looked_up(journal: Journal) -> None:
     await written
 
 
-async def test_of_a_long_beginning_memory_stays_bounded(journal: Journal, monkeypatch: Any) -> None:
-    monkeypatch.setattr("etude.store.journal._NOTED", 2)
-    async with journal.beginning("a/"):
-        for number in range(5):
-            await journal.put(f"a/{number}", number)
-        assert [journal.get(f"a/{number}") for number in range(6)] == [0, 1, 2, 3, 4, None]
-
-
 async def test_what_is_stored_in_one_turn_of_the_event_loop_is_one_commit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

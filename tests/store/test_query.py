@@ -1,22 +1,16 @@
-"""The words that filter episodes, and a run folder that may only be read."""
+"""The words that filter episodes."""
 
 from __future__ import annotations
 
 import math
-import os
-import tempfile
-from pathlib import Path
 
 import pytest
 
 from etude.core.episode import EpisodeRecord, Example, Failure
 from etude.core.errors import RequestError
 from etude.store.episodes import encode_episode
-from etude.store.facts import read_facts
 from etude.store.journal import Journal
-from etude.store.log import read_histories, read_jobs
 from etude.store.outline import EpisodeOutline, find_episodes, outlines, parse_query
-from etude.store.run_folder import LOCK, RunFolder, lock_holder
 from tests.store.test_long_runs import LATEST_FIRST
 from tests.store.test_long_runs import phases_journal as phases  # noqa: F401
 
@@ -85,28 +79,3 @@ async def test_ids_within_ids_and_numbers_that_are_no_json(tmp_path):
         found = [*outlines(journal, "eval/", "s")]
     assert sorted(each.id for each in found) == ids
     assert all([*each.scores] == ["s"] for each in found)
-
-
-NOBODY = 65534
-
-
-def test_a_run_in_a_folder_that_may_only_be_read() -> None:
-    with tempfile.TemporaryDirectory() as root:  # Others may look into it, unlike those of pytest.
-        Path(root).chmod(0o755)
-        with RunFolder.create(root, "run") as run:
-            folder = run.path
-        for path in folder.iterdir():
-            path.chmod(0o444)
-        folder.chmod(0o555)
-        child = os.fork()
-        if child == 0:
-            is_read = False
-            try:
-                if os.getuid() == 0:
-                    os.setuid(NOBODY)
-                is_read = read_facts(folder).state == "unfinished" and read_jobs(folder) == []
-                is_read &= read_histories(folder)[None].epochs == () and lock_holder(folder / LOCK) is None
-            finally:
-                os._exit(0 if is_read else 1)
-        assert os.waitpid(child, 0)[1] == 0
-        assert not (folder / "run.db-wal").exists()

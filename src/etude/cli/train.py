@@ -101,13 +101,12 @@ def resume(
     `-o storage.options.NAME=VALUE`.
     """
     from etude.loop.lifecycle import config_to_resume, note_changes
-    from etude.store.backup_address import is_address
     from etude.store.facts import find_run, latest_unfinished
     from etude.store.run_folder import RunFolder
     from etude.store.stored_config import read_request
 
     changes = [*(override or ()), *on_cluster(on)]
-    if run is not None and is_address(run):
+    if run is not None and "://" in run:
         path = _restore_run(run, output_dir, changes, as_json)
     else:
         path = find_run(run, output_dir) if run is not None else latest_unfinished(output_dir)

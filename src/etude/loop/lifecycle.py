@@ -28,7 +28,7 @@ from etude.core.records import ModelState, Reopened
 from etude.core.secrets import MASK, holds_secret
 from etude.loop.bookkeeper import Bookkeeper
 from etude.rollout.evaluation import forget_failures
-from etude.store.backup_address import split_run_address
+from etude.store.backup import split_run_address
 from etude.store.database import DATABASE, journal_damage, open_database
 from etude.store.figures import last_version
 from etude.store.files import damage_in

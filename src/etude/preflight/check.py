@@ -39,7 +39,7 @@ from etude.processes.pool import number_of_runners
 from etude.processes.ray_cluster import require_used
 from etude.processes.shipping import config_from_json, config_to_json
 from etude.rollout.workflow import AgentConfig
-from etude.store.backup_address import probe
+from etude.store.backup import probe
 from etude.store.run_folder import RunFolder
 
 

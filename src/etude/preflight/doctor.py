@@ -20,7 +20,7 @@ from etude.engines.openai_compatible import OpenAiEngine
 from etude.engines.openai_config import OpenAiLlmConfig
 from etude.models.device import available_memory, choose_device, shown_bytes, usable_cores
 from etude.preflight.finding import Findings
-from etude.store.backup_address import probe
+from etude.store.backup import probe
 from etude.store.run_folder import RunFolder
 
 _PACKAGE = Path(__file__).parents[1]

@@ -1,4 +1,4 @@
-"""Copies of a run at an address, made during the run and at its end, and the run folder restored from them.
+"""Copies of a run at an fsspec address, made during the run and at its end, and runs restored from them.
 
 SQLite's backup API copies the journal. If a file changes meanwhile, the copy starts again, so that its
 journal and files belong together.
@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import shlex
 import shutil
 import socket
@@ -18,21 +19,27 @@ import sqlite3
 import tarfile
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import IO, Any, TypeAlias, TypeVar
 
 from etude.config.schema import StorageConfig
-from etude.core.errors import EtudeError, RequestError, StoreError, error_words
+from etude.core.errors import EtudeError, MissingExtraError, RequestError, StoreError, error_words
 from etude.core.interfaces import Progress
-from etude.store import backup_address
-from etude.store.backup_address import Address, call_storage, probe, split_run_address
+from etude.core.threads import call_in_thread
 from etude.store.database import DATABASE, open_database, store_error
 from etude.store.facts import STORAGE
-from etude.store.files import FOLDER_MODE, SET_ASIDE, open_draft, write_atomically
+from etude.store.files import (
+    FOLDER_MODE,
+    SET_ASIDE,
+    open_draft,
+    open_private,
+    private_folder,
+    write_atomically,
+)
 from etude.store.run_folder import LOCK, RunFolder
 from etude.store.status import STATUS
 
@@ -47,8 +54,112 @@ _TRIES, _PAUSE_SECONDS = 20, 0.05
 _DATABASES = tuple(f"{DATABASE}{part}" for part in ("", "-wal", "-shm"))
 _LEFT_OUT = {*_DATABASES, LOCK, STORAGE, STATUS}
 
+T = TypeVar("T")
 Identity: TypeAlias = tuple[int, int, int]
 """Inode, size and time of the last change. They tell a file from its replacement."""
+
+
+PATIENCE = 60.0
+"""Seconds that a run waits for its storage, at its beginning and its end."""
+_PIECE = 8 << 20
+"""Bytes copied at a time."""
+
+
+def split_run_address(text: str) -> tuple[str, str]:
+    """Split `s3://bucket/etude/NAME` into the parent address and the name. Raises RequestError."""
+    parent, _, name = text.rstrip("/").rpartition("/")
+    if not name or parent.endswith(":/") or parent.endswith(":"):
+        raise RequestError(f"{text} names no run: write ADDRESS/RUN, as in s3://bucket/etude/my-run")
+    return parent, name
+
+
+class Address:
+    """A folder at an address. Its methods raise the errors of fsspec's driver, most of them OSError."""
+
+    def __init__(self, text: str, options: Mapping[str, Any]) -> None:
+        """Raise MissingExtraError without fsspec, RequestError if the driver is missing or refuses."""
+        try:
+            from fsspec.core import url_to_fs
+        except ImportError as error:
+            raise MissingExtraError(f"storage: {text}", "storage") from error
+        self.text = text
+        try:
+            self._system, self._path = url_to_fs(text, **options)
+        except ImportError as error:
+            raise RequestError(f"storage {text}: fsspec has no driver for it here: {error}") from error
+        except (TypeError, ValueError) as error:
+            raise RequestError(f"storage {text}: {error}; check its address and 'storage.options'") from error
+        self._is_local = text.startswith(("file:", "local:"))
+
+    def read(self, name: str) -> bytes:
+        """Return the bytes of an object. Raises FileNotFoundError."""
+        data: bytes = self._system.cat_file(f"{self._path}/{name}")
+        return data
+
+    def write(self, name: str, data: bytes) -> None:
+        """Write a small object, replacing the old one."""
+        with self._open_for_writing(f"{self._path}/{name}") as target:
+            target.write(data)
+
+    def upload(self, source: Path, name: str) -> None:
+        """Upload a file as an object. The old object stays until the upload is complete."""
+        path = f"{self._path}/{name}"
+        with source.open("rb") as file, self._open_for_writing(f"{path}.part") as target:
+            shutil.copyfileobj(file, target, _PIECE)
+        self._system.mv(f"{path}.part", path)
+
+    def download(self, name: str, target: Path) -> None:
+        """Download an object to a file. Raises FileNotFoundError."""
+        self._system.get_file(f"{self._path}/{name}", str(target))
+
+    def delete(self, name: str) -> None:
+        """Delete an object. Raises FileNotFoundError."""
+        self._system.rm(f"{self._path}/{name}")
+
+    def _open_for_writing(self, path: str) -> IO[bytes]:
+        """Open an object for writing. On this machine, only the user may read it."""
+        if self._is_local:
+            private_folder(Path(path).parent)
+            return open_private(Path(path), "wb")
+        opened: IO[bytes] = self._system.open(path, "wb")
+        return opened
+
+
+async def call_storage(config: StorageConfig, call: Callable[[], T], seconds: float | None = None) -> T:
+    """Run a call in a thread, which is abandoned after some seconds (`PATIENCE`). Raises RequestError."""
+    seconds = PATIENCE if seconds is None else seconds
+    try:
+        async with asyncio.timeout(seconds):
+            return await call_in_thread(call)
+    except TimeoutError as error:
+        raise RequestError(
+            f"storage {config.address} did not answer within {seconds:g} s; is its "
+            "address right, and reachable from here?"
+        ) from error
+    except EtudeError:
+        raise
+    except Exception as error:
+        raise RequestError(
+            f"storage {config.address}: {error_words(error)}; is there such a bucket or folder, and may "
+            "these credentials read, write and delete there? They come from the environment or "
+            "`storage.options`"
+        ) from error
+
+
+async def probe(config: StorageConfig) -> str:
+    """Write, read and delete an object at the address; return a sentence. Raises RequestError."""
+    name, data = f"etude-check-{secrets.token_hex(8)}", secrets.token_bytes(64)
+
+    def write_and_read() -> bytes:
+        address = Address(config.address, config.options)
+        address.write(name, data)
+        read = address.read(name)
+        address.delete(name)
+        return read
+
+    if await call_storage(config, write_and_read) != data:
+        raise RequestError(f"storage {config.address}: what is read is not what was written")
+    return f"{config.address} takes backups: an object was written, read back and deleted"
 
 
 class TakenOver(StoreError):
@@ -145,7 +256,7 @@ class Copies:
 
     def note(self, **facts: Any) -> None:
         """Write the state of the backup into the run folder. Raises StoreError."""
-        _write_status(self._run, {"address": self.address.text, "head": self._head, **facts})
+        _write_status(self._run, address=self.address.text, head=self._head, **facts)
 
 
 def copy_journal(run: Path, target: Path) -> None:
@@ -200,7 +311,7 @@ def _write_head(address: Address, head: str) -> None:
     address.write(HEAD, json.dumps(facts).encode())
 
 
-def _write_status(run: Path, facts: dict[str, Any]) -> None:
+def _write_status(run: Path, **facts: Any) -> None:
     write_atomically(run / STORAGE, json.dumps(facts, indent=2) + "\n")
 
 
@@ -222,9 +333,9 @@ async def back_up(config: StorageConfig | None, run: RunFolder, progress: Progre
     try:
         yield
     except BaseException:
-        await storage.end(task, min(backup_address.PATIENCE, _SECONDS_AFTER_FAILURE))
+        await storage.end(task, min(PATIENCE, _SECONDS_AFTER_FAILURE))
         raise
-    await storage.end(task, backup_address.PATIENCE)
+    await storage.end(task, PATIENCE)
 
 
 class _Storage:
@@ -328,7 +439,7 @@ def restore_run(text: str, root: Path, options: Mapping[str, Any]) -> Restored:
             # Done first, so that the previous folder stops copying.
             _write_head(address, head)
             taken = _fill_draft(draft, address)
-            _write_status(draft, {"address": address.text, "head": head, "copied_at": taken})
+            _write_status(draft, address=address.text, head=head, copied_at=taken)
             return Restored(path, address.text, taken)
     except EtudeError:
         raise

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import queue
 import sqlite3
 import struct
@@ -70,52 +69,40 @@ def open_database(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
         # SQLite gives the log and index the same mode. Its own error says best why a file cannot be made.
         with contextlib.suppress(OSError):
             open_private(path, "ab").close()
+    query = "?mode=ro" if read_only else ""
     try:
-        try:
-            return _connect(path, "?mode=ro" if read_only else "", read_only=read_only)
-        except sqlite3.OperationalError:
-            log = path.with_name(f"{path.name}-wal")
-            is_logged = log.exists() and log.stat().st_size > 0
-            if not read_only or is_logged or os.access(path.parent, os.W_OK):
-                raise
-        # SQLite could not make the file in the folder that it needs to look for a log.
-        return _connect(path, "?immutable=1", read_only=True)
+        with contextlib.ExitStack() as undone:
+            connection = sqlite3.connect(
+                path.absolute().as_uri() + query,
+                uri=True,
+                timeout=_BUSY_SECONDS,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            undone.callback(connection.close)
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            if version == 0 and read_only:
+                raise StoreError(
+                    f"{path} is empty: nothing was stored in it, or it was emptied later. "
+                    "`etude resume` starts a run again"
+                )
+            if version not in (0, SCHEMA_VERSION):
+                raise StoreError(
+                    f"{path} has schema version {version}, but this version of etude reads version "
+                    f"{SCHEMA_VERSION}. Use the one that made it (of a run, environment.json has it), or "
+                    "start a new run"
+                )
+            if not read_only:
+                connection.execute("PRAGMA journal_mode=WAL")
+                # A commit is on the disk when it returns. Waiting rows share it, so the CPU time per row is
+                # no higher than with commits that do not wait (benchmarks/harness.py).
+                connection.execute("PRAGMA synchronous=FULL")
+                if version == 0:
+                    connection.executescript(_SCHEMA)
+            undone.pop_all()
+            return connection
     except sqlite3.Error as error:
         raise store_error(path, error) from error
-
-
-def _connect(path: Path, query: str, *, read_only: bool) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        path.absolute().as_uri() + query,
-        uri=True,
-        timeout=_BUSY_SECONDS,
-        isolation_level=None,
-        check_same_thread=False,
-    )
-    try:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version == 0 and read_only:
-            raise StoreError(
-                f"{path} is empty: nothing was stored in it, or it was emptied later. "
-                "`etude resume` starts a run again"
-            )
-        if version not in (0, SCHEMA_VERSION):
-            raise StoreError(
-                f"{path} has schema version {version}, but this version of etude reads version "
-                f"{SCHEMA_VERSION}. Use the one that made it (of a run, environment.json has it), or start a "
-                "new run"
-            )
-        if not read_only:
-            connection.execute("PRAGMA journal_mode=WAL")
-            # A commit is on the disk when it returns. Waiting rows share it, so the CPU time per row is no
-            # higher than with commits that do not wait (benchmarks/harness.py).
-            connection.execute("PRAGMA synchronous=FULL")
-            if version == 0:
-                connection.executescript(_SCHEMA)
-    except (sqlite3.Error, StoreError):
-        connection.close()
-        raise
-    return connection
 
 
 def checksum(key: bytes, text: bytes, created: float) -> int:
@@ -268,13 +255,27 @@ class Writer:
     def _run(self) -> None:
         while batch := self._take():
             items = [*self._unstored, *batch]
-            error = self._try_to_write([operation for operation, _ in items])
+            error: StoreError | None = None
+            try:
+                self._write([operation for operation, _ in items])
+            except sqlite3.Error as problem:
+                error = store_error(self._path, problem)
+            except Exception as problem:  # noqa: BLE001  without this thread, writers would wait for ever
+                _LOG.exception("%s cannot be written", self._path)
+                error = StoreError(f"{self._path} cannot be written: {error_words(problem)}")
             if error is None:
                 self.committed += sum(operation is not None and bool(waiters) for operation, waiters in batch)
             self._unstored = [item for item in items if not item[1]] if error is not None else []
             self._settled += len(batch)
             self._moved = time.monotonic()
-            _resolve([waiter for _, waiters in batch for waiter in waiters], error)
+            # Wake all waiters, with one wake-up per event loop.
+            by_loop: dict[asyncio.AbstractEventLoop, list[Waiter]] = {}
+            for waiter in chain.from_iterable(waiters for _, waiters in batch):
+                by_loop.setdefault(waiter.get_loop(), []).append(waiter)
+            for loop, futures in by_loop.items():
+                # On a closed loop nobody waits any more.
+                with contextlib.suppress(RuntimeError):
+                    loop.call_soon_threadsafe(_settle, futures, error)
 
     def _take(self) -> list[_Item]:
         """Return the next batch: at least one operation, or none once the writer closes."""
@@ -287,35 +288,11 @@ class Writer:
                 break
         return batch
 
-    def _try_to_write(self, batch: list[Operation]) -> StoreError | None:
-        """Write a batch; return the error if that fails. If this thread died, writers would wait for ever."""
-        try:
-            self._write(batch)
-        except StoreError as error:
-            return error
-        except sqlite3.Error as error:
-            return store_error(self._path, error)
-        except Exception as error:  # noqa: BLE001  the waiters are told
-            _LOG.exception("%s cannot be written", self._path)
-            return StoreError(f"{self._path} cannot be written: {error_words(error)}")
-        return None
-
     def _write(self, batch: list[Operation]) -> None:
         last = batch[-1]
         insert(self._connection, {each.key: each.text for each in batch if isinstance(each, Put)})
         if isinstance(last, Delete):
             self._connection.execute("DELETE FROM steps WHERE key >= ? AND key < ?", (last.first, last.end))
-
-
-def _resolve(waiters: list[Waiter], error: StoreError | None) -> None:
-    """Wake all waiters, with one wake-up per event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[Waiter]] = {}
-    for waiter in waiters:
-        by_loop.setdefault(waiter.get_loop(), []).append(waiter)
-    for loop, futures in by_loop.items():
-        # On a closed loop nobody waits any more.
-        with contextlib.suppress(RuntimeError):
-            loop.call_soon_threadsafe(_settle, futures, error)
 
 
 def _settle(waiters: list[Waiter], error: StoreError | None) -> None:

@@ -35,8 +35,6 @@ Json: TypeAlias = Any
 _RECORDS = "record/"
 """The prefix of the keys of records, which are numbered from 1."""
 _PAGE = 256
-_NOTED = 100_000
-"""The most keys that a `_Beginning` keeps in memory."""
 
 
 @dataclass(slots=True, eq=False)
@@ -47,18 +45,6 @@ class _Beginning:
     stored: set[str] = field(default_factory=set)
     is_known: bool = False
     """Whether `stored` has all keys with the prefix."""
-
-    def note(self, key: str) -> None:
-        """Note that a key is stored."""
-        if key.startswith(self.prefix):
-            self.stored.add(key)
-            if len(self.stored) > _NOTED:
-                self.is_known = False
-                self.stored.clear()
-
-    def lacks(self, key: str) -> bool:
-        """Return whether the key is known to be absent."""
-        return self.is_known and key.startswith(self.prefix) and key not in self.stored
 
 
 class Steps(Protocol):
@@ -305,7 +291,8 @@ class Journal:
             except UnicodeEncodeError as error:
                 raise StoreError(f"{self.path}: step key {key!r} is not valid Unicode text") from error
         for beginning in self._beginnings:
-            beginning.note(key)
+            if key.startswith(beginning.prefix):
+                beginning.stored.add(key)
         return Put(key, text)
 
     async def _commit(self, operation: Operation) -> None:
@@ -321,8 +308,10 @@ class Journal:
         return self._writer
 
     def _lookup(self, key: str) -> str | None:
-        if not self._closed and any(each.lacks(key) for each in self._beginnings):
-            return None
+        if not self._closed:
+            for each in self._beginnings:
+                if each.is_known and key.startswith(each.prefix) and key not in each.stored:
+                    return None
         rows = self.select("SELECT value FROM steps WHERE key=?", (key,))
         return rows[0][0] if rows else None
 

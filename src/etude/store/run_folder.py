@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import errno
 import importlib.metadata
 import json
 import os
@@ -215,7 +214,13 @@ def new_run_name(root: Path, prefix: str = "") -> str:
 
 def describe_environment(*, seed: int | None = None) -> dict[str, Any]:
     """Return Python, packages, machine and git commit, but no environment variables: they hold keys."""
-    packages = dict(map(_name_and_version, importlib.metadata.distributions()))
+    # Only the first lines are read: parsing the whole text as a message took 1.5 ms per package.
+    texts = (
+        package.read_text("METADATA") or package.read_text("PKG-INFO") or ""
+        for package in importlib.metadata.distributions()
+    )
+    fields = (dict(_FIELD.findall(text.partition("\n\n")[0])) for text in texts)
+    packages = {each["Name"]: each.get("Version") for each in fields if "Name" in each}
     return {
         "etude": importlib.metadata.version("etude"),
         "python": platform.python_version(),
@@ -224,18 +229,8 @@ def describe_environment(*, seed: int | None = None) -> dict[str, Any]:
         "cpu_count": os.cpu_count(),
         "seed": seed,
         "git": git_state(Path.cwd()),
-        "packages": {name: packages[name] for name in sorted(filter(None, packages), key=str.lower)},
+        "packages": {name: packages[name] for name in sorted(packages, key=str.lower)},
     }
-
-
-def _name_and_version(package: importlib.metadata.Distribution) -> tuple[str | None, str | None]:
-    """Return the name and version of an installed package, as far as its metadata has them.
-
-    Only the first lines are read: parsing the whole text as a message took 1.5 ms per package.
-    """
-    text = package.read_text("METADATA") or package.read_text("PKG-INFO") or ""
-    found = dict(_FIELD.findall(text.partition("\n\n")[0]))
-    return found.get("Name"), found.get("Version")
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
@@ -262,8 +257,7 @@ class RunLock:
 
     def __init__(self, path: Path) -> None:
         """Take the lock at `path`. Raises StoreError when another process has it."""
-        flags = os.O_RDWR | os.O_CREAT
-        self._file: int | None = _open(path, flags, "the run folder must be writable")
+        self._file: int | None = _open(path, os.O_RDWR | os.O_CREAT)
         # Several tries, because a listing of runs holds the lock for an instant to see if it is free.
         for _ in range(_TRIES):
             if _try_lock(self._file):
@@ -292,24 +286,18 @@ def lock_holder(path: Path) -> int | None:
     """Return the id of the process that holds the lock at `path`, or None if it is free."""
     if not path.is_file():
         return None
-    try:
-        file = os.open(path, os.O_RDWR)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise StoreError(f"{path}: {error.strerror}") from error
-        # The run folder may be read-only. Its lock can be tried all the same.
-        file = _open(path, os.O_RDONLY, "the run folder must be readable")
+    file = _open(path, os.O_RDWR)
     try:
         return None if _try_lock(file) else _read_pid(path)
     finally:
         os.close(file)
 
 
-def _open(path: Path, flags: int, need: str) -> int:
+def _open(path: Path, flags: int) -> int:
     try:
         return os.open(path, flags, 0o600)
     except OSError as error:
-        raise StoreError(f"{path}: {error.strerror}; {need}") from error
+        raise StoreError(f"{path}: {error.strerror}; the run folder must be writable") from error
 
 
 def _try_lock(file: int) -> bool:
