@@ -33,7 +33,7 @@ def test_the_model_card_has_the_facts_of_the_run(trained):
     summary = read_summary(trained / "runs/r")
     for end in ("before", "after"):
         assert f"{summary[end]['avg_reward']:.3f}" in body
-    for text in ("95 % interval", "before training (v0) |", "version 2", "n=6 |"):
+    for text in ("95 % interval", "before training (v0)", "version 2", "n=6 |"):
         assert text in body
 
 

@@ -135,7 +135,7 @@ async def make_collapse(run):
             await log.add(earlier[-1])
 
 
-def test_after_a_collapse_everybody_says_so(local):
+def test_after_a_collapse_the_base_model_is_exported(local):
     trained("-o", "finetuning.num_epochs=1")
     asyncio.run(make_collapse(local / "runs" / "r"))
     sentence = "v1 is worse than the model that training began with"
@@ -143,10 +143,7 @@ def test_after_a_collapse_everybody_says_so(local):
     assert sentence in shown
     assert "best version    v0, the base model: no trained version has done better" in shown
     exported = succeed("export", "r", "--out", "mine")
-    assert sentence in exported.stdout
     assert "r:base  (the version with the best validation, which is the base model" in exported.stdout
-    assert sentence in json.loads(etude("export", "r", "--out", "too", "--json").stdout)["warning"]
-    assert sentence in (local / "mine" / "README.md").read_text()
 
 
 def test_when_every_episode_fails_the_cause_is_said(project):

@@ -5,7 +5,6 @@ from etude.store.figures import (
     alarm_sentences,
     best_version,
     causes_in,
-    collapse_in,
     last_version,
     stopped_by,
     versions_to_keep,
@@ -72,20 +71,6 @@ def test_alarms_about_several_things_are_told_apart_and_failures_are_shown_elsew
     held = [event("mine", name, of=name) for name in ("judge", "correct")]
     entry = with_alarms(epoch(0, 1.0), *held, event("failures", "2 episodes failed"))
     assert alarm_sentences(History(run_id="r", epochs=[entry])) == ["epoch 1: judge", "epoch 1: correct"]
-
-
-def test_a_run_has_collapsed_when_its_last_reward_says_so():
-    low, back = with_alarms(validation(1, 0.0), COLLAPSE), validation(2, 0.5)
-    unmeasured = validation(2, None)
-    assert collapse_in(History(run_id="r", validations=(validation(0, 0.4), low))) == COLLAPSE.text
-    assert (
-        collapse_in(History(run_id="r", validations=(validation(0, 0.4), low, unmeasured))) == COLLAPSE.text
-    )
-    assert collapse_in(History(run_id="r", validations=(validation(0, 0.4), low, back))) is None
-    assert collapse_in(History(run_id="r", epochs=(epoch(0, 0.4), with_alarms(epoch(1, 0.0), COLLAPSE))))
-    # Validations say more than the episodes of training.
-    epochs = (with_alarms(epoch(0, 0.0), COLLAPSE),)
-    assert collapse_in(History(run_id="r", epochs=epochs, validations=(back,))) is None
 
 
 def test_a_run_that_an_alarm_ended_did_nothing_after_it():

@@ -27,8 +27,6 @@ def export(
     """Export the trained model with a model card."""
     from etude.show.exported_model import export_model
     from etude.store.facts import find_run
-    from etude.store.figures import collapse_in
-    from etude.store.log import read_histories
     from etude.store.stored_config import needs_program
     from etude.store.versions import choose_version
 
@@ -36,14 +34,11 @@ def export(
     wanted = choose_version(path, version)
     folder = (out or path / "export" / f"v{wanted.number}{'-lora' if lora else ''}").absolute()
     files = export_model(wanted, folder, lora_only=lora)
-    warning = collapse_in(read_histories(path)[wanted.target])
     if as_json:
         facts = {"folder": str(folder), "version": wanted.number, "choice": wanted.choice or None}
-        emit({**facts, "lora_only": lora, "files": files, "warning": warning})
+        emit({**facts, "lora_only": lora, "files": files})
         return
     say(f"exported        {wanted}" + (f"  ({wanted.choice})" if wanted.choice else ""))
-    if warning is not None:
-        say(f"warning         {warning}")
     say(f"to              {shown_path(folder)}")
     say(f"files           {', '.join(files)}")
     if not lora and wanted.target is None:

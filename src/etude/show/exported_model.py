@@ -7,15 +7,12 @@ publication, and names no folder of this machine.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from etude.core.errors import RequestError
-from etude.core.history import Entry, History
+from etude.core.history import Entry
 from etude.loop.stored_models import load_version
-from etude.store.facts import RunFacts, read_facts
-from etude.store.figures import collapse_in
+from etude.store.facts import read_facts
 from etude.store.files import open_draft
 from etude.store.stored_config import stored_data, trained_parts
 from etude.store.versions import RunVersion
@@ -27,71 +24,44 @@ def model_card(wanted: RunVersion, lora_only: bool) -> str:
     """Return a model card in Markdown."""
     from huggingface_hub import ModelCard, ModelCardData
 
-    facts = read_facts(wanted.run, required=True)
+    history = read_facts(wanted.run, required=True).histories[wanted.target]
     parts = trained_parts(stored_data(wanted.run), wanted.target)
+    base = parts["base"] or ""
+    # A folder of this machine, or the built-in `tiny`, means nothing elsewhere.
+    is_on_hub = base != "tiny" and re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", base) is not None
     front = ModelCardData(
         library_name="peft" if lora_only else "transformers",
         pipeline_tag="text-generation",
-        # A folder of this machine means nothing elsewhere.
-        base_model=parts["base"] if _is_on_hub(parts["base"]) else None,
+        base_model=base if is_on_hub else None,
         tags=["etude", *filter(None, (parts["method"],))],
     )
-    lines = [
-        *_introduction(wanted, parts, facts, lora_only),
-        *_results(facts.histories[wanted.target], wanted),
-    ]
-    return str(ModelCard(f"---\n{front.to_yaml()}\n---\n\n" + "\n".join(lines), ignore_metadata_errors=True))
-
-
-def _is_on_hub(name: str | None) -> bool:
-    """Return whether this may be a model on the hub, not a folder or the built-in `tiny`."""
-    return name not in (None, "tiny") and re.fullmatch(r"\w[\w.-]*(/\w[\w.-]*)?", str(name)) is not None
-
-
-def _introduction(
-    wanted: RunVersion, parts: Mapping[str, Any], facts: RunFacts, lora_only: bool
-) -> Iterator[str]:
-    history, base = facts.histories[wanted.target], parts["base"]
-    version = f"version {wanted.number}" if wanted.number else "the base model"
-    target = "" if wanted.target is None else f", {wanted.target}"
-    yield f"# {facts.name}{target}, {version}\n"
-    kind = "LoRA weights" if lora_only else "Weights"
-    yield f"{kind} of an agent's model, trained with Etude from the agent's own runs.\n"
-    made = [entry for entry in history.trained if entry.version and entry.version.number <= wanted.number]
-    rows = {
-        "base model": Path(base).name if base and Path(base).is_absolute() else base,
-        "trajectory builder": parts["method"],
-        "episodes trained from": sum(int(entry.metrics.get("episodes") or 0) for entry in made),
-        "trained by": parts["backend"],
-        "epochs of the run": f"{facts.epochs_done} of {facts.num_epochs}",
-        "version": str(wanted.number),
-        "digest of the trained weights": wanted.version.digest if wanted.version else None,
-    }
-    yield from _table(("", ""), [(key, value) for key, value in rows.items() if value is not None])
-    yield "This export states no license. The base model's license may apply.\n"
-
-
-def _results(history: History, wanted: RunVersion) -> Iterator[str]:
     entries: list[Entry] = [*history.measured] or [*history.epochs]
     of_this = [entry for entry in entries if wanted.number and entry.measured_with == wanted.number]
     shown = entries[:1] + [entry for entry in of_this[-1:] if entry != entries[0]]
-    rows = [(entry.measured_on, entry.reward.counted) for entry in shown]
-    yield from _table(("measured on", "reward, with its 95 % interval"), rows)
+    facts = {
+        "base model": Path(base).name if Path(base).is_absolute() else base,
+        "trajectory builder": parts["method"],
+        "trained by": parts["backend"],
+        "version": str(wanted.number),
+        "digest of the trained weights": wanted.version.digest if wanted.version else None,
+    }
+    rows = [(key, value) for key, value in facts.items() if value]
+    rows += [(f"reward, {entry.measured_on}", entry.reward.counted) for entry in shown]
+    target = "" if wanted.target is None else f", {wanted.target}"
+    version = f"version {wanted.number}" if wanted.number else "the base model"
+    lines = [
+        f"# {wanted.run.name}{target}, {version}\n",
+        f"{'LoRA weights' if lora_only else 'Weights'} of an agent's model, trained with Etude from the "
+        "agent's own runs. Rewards have their 95 % interval.\n",
+        "| | |\n|---|---|",
+        *(f"| {key} | {value} |".replace("\n", " ") for key, value in rows),
+        "\nThis export states no license. The base model's license may apply.\n",
+    ]
     if history.validations:
-        yield "The best version was chosen by these numbers, so they are slightly too good.\n"
+        lines.append("The best version was chosen by these numbers, so they are slightly too good.\n")
     if not of_this and wanted.number:
-        yield "This version was not measured.\n"
-    collapse = collapse_in(history)
-    if collapse is not None:
-        yield f"Warning: {collapse}.\n"
-
-
-def _table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> Iterator[str]:
-    yield f"| {' | '.join(columns)} |"
-    yield "|" + "---|" * len(columns)
-    for row in rows:
-        yield f"| {' | '.join(str(cell).replace('|', chr(92) + '|') for cell in row)} |"
-    yield ""
+        lines.append("This version was not measured.\n")
+    return str(ModelCard(f"---\n{front.to_yaml()}\n---\n\n" + "\n".join(lines), ignore_metadata_errors=True))
 
 
 def export_model(wanted: RunVersion, folder: Path, *, lora_only: bool = False) -> list[str]:
@@ -101,7 +71,12 @@ def export_model(wanted: RunVersion, folder: Path, *, lora_only: bool = False) -
     RequestError if there are no such weights or `folder` holds something else, and StoreError if it cannot be
     written.
     """
-    _require_replaceable(folder)
+    if folder.exists():
+        names = {file.name for file in folder.iterdir()} if folder.is_dir() else {""}
+        if names and not {"tokenizer_config.json", CARD} <= names:
+            raise RequestError(
+                f"{folder} is there already and holds no exported model; choose another with --out"
+            )
     policy = load_version(wanted)
     if lora_only and not policy.is_lora:
         raise RequestError(
@@ -115,14 +90,3 @@ def export_model(wanted: RunVersion, folder: Path, *, lora_only: bool = False) -
         for file in draft.iterdir():
             file.chmod((draft / CARD).stat().st_mode)  # safetensors makes files readable by the user only.
     return sorted(file.name for file in folder.iterdir())
-
-
-def _require_replaceable(folder: Path) -> None:
-    """Raise RequestError unless a folder is empty, missing, or an earlier export."""
-    if not folder.exists():
-        return
-    names = {file.name for file in folder.iterdir()} if folder.is_dir() else {""}
-    if names and not {"tokenizer_config.json", CARD} <= names:
-        raise RequestError(
-            f"{folder} is there already and holds no exported model; choose another with --out"
-        )

@@ -139,8 +139,6 @@ def _location(version: ModelVersion) -> str:
 
 
 VALIDATION_KEY = "finetuning.run_configuration.validation_dataset"
-COLLAPSE, FAILURES = "reward_collapse", "failures"
-"""Alarms that are also shown in other places."""
 
 
 class Summary(BaseModel, frozen=True):
@@ -291,19 +289,12 @@ def alarm_sentences(history: History) -> list[str]:
         held: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for entry in entries:
             for event in entry.alarms:
-                if event.alarm != FAILURES:
+                if event.alarm != "failures":
                     held.setdefault(event.key, []).append((str(entry), event.text))
         for sentences in held.values():
             (name, text), more = sentences[-1], len(sentences) - 1
             texts.append(f"{name}{f' (and {more} more)' if more else ''}: {text}")
     return texts
-
-
-def collapse_in(history: History) -> str | None:
-    """Return the alarm of a collapsed reward that has not risen again, or None. It looks at validations if
-    there are any, else at training episodes."""
-    last = with_rewards(history.validations or history.epochs)[-1:]
-    return next((event.text for entry in last for event in entry.alarms if event.alarm == COLLAPSE), None)
 
 
 def stopped_by(history: History, num_epochs: int | None) -> str | None:

@@ -25,14 +25,12 @@ from etude.core.stats import shown_seconds
 from etude.store.database import DATABASE
 from etude.store.facts import RunFacts, is_run, list_runs, read_facts
 from etude.store.outline import first_question, in_one_line
-from etude.store.run_folder import CONFIG, LOCK, lock_holder
+from etude.store.run_folder import LOCK, lock_holder
 from etude.store.stored_config import reward_names, stored_data
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
 _DAY = 86_400
-
-_State = tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,35 +52,22 @@ class Library:
 
     def facts(self, path: Path) -> RunFacts:
         """Return the facts of a run."""
-        names = (DATABASE, f"{DATABASE}-wal", CONFIG)
-        return _facts(path, _state(path, *names), lock_holder(path / LOCK))
-
-    def settings(self, path: Path) -> Mapping[str, Any]:
-        """Return the config of a run, without secrets."""
-        return _settings(path, _state(path, CONFIG))
+        files = (path / name for name in (DATABASE, f"{DATABASE}-wal"))
+        stats = [file.stat() for file in files if file.is_file()]
+        state = tuple((stat.st_mtime_ns, stat.st_size) for stat in stats)
+        return _facts(path, state, lock_holder(path / LOCK))
 
     def rewards(self, path: Path) -> dict[str | None, str]:
         """Return the evaluators whose scores are rewards, by target."""
-        return reward_names(self.settings(path))
+        return reward_names(stored_data(path, required=False))
 
     def reward(self, path: Path) -> str | None:
         """Return the evaluator whose score is the reward in a run; with several targets, the first one's."""
         return next(iter(self.rewards(path).values()), None)
 
 
-def _state(path: Path, *names: str) -> _State:
-    """Return the time of the last change and the size of each file."""
-    stats = [(path / name).stat() if (path / name).is_file() else None for name in names]
-    return tuple((0, 0) if stat is None else (stat.st_mtime_ns, stat.st_size) for stat in stats)
-
-
 @lru_cache(maxsize=1024)
-def _settings(path: Path, state: _State) -> Mapping[str, Any]:
-    return stored_data(path, required=False)
-
-
-@lru_cache(maxsize=1024)
-def _facts(path: Path, state: _State, pid: int | None) -> RunFacts:
+def _facts(path: Path, state: tuple[tuple[int, int], ...], pid: int | None) -> RunFacts:
     return replace(read_facts(path), histories={})  # They may be large, and pages read the ones they show.
 
 

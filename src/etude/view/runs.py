@@ -204,15 +204,6 @@ def _share(name: str, of: str) -> Callable[[EpochEntry], Value]:
     return share
 
 
-def _staleness(entry: EpochEntry) -> Value:
-    """Return by how many updates the sampling weights were behind the learning ones, on average."""
-    versions = {int(number): count for number, count in (entry.metrics.get("model_versions") or {}).items()}
-    if entry.status is None or entry.version is None or not versions:
-        return None
-    sampled = sum(number * count for number, count in versions.items()) / sum(versions.values())
-    return float(max(0.0, entry.version.number - 1 - sampled))
-
-
 _LEARNING: tuple[tuple[str, Source, str], ...] = (
     ("loss", "training.loss", "of the job's steps, on average"),
     ("KL to the reference", "training.reference_kl", "nats per token"),
@@ -228,7 +219,6 @@ _SAMPLING: tuple[tuple[str, Source, str], ...] = (
     ("length of answers", "answer_tokens", "tokens"),
     ("cut off", lambda entry: cut_off_share(entry.metrics.get("calls") or {}), "share of the answers"),
     ("drift", _share("drifted", "branches"), "share of the branches that a template began"),
-    ("staleness", _staleness, "updates between the weights that sampled and those that learned"),
     ("trained on", "filtered_trajectories", "trajectories"),
 )
 _SPEED: tuple[tuple[str, Source, str], ...] = (
@@ -240,13 +230,13 @@ _SPEED: tuple[tuple[str, Source, str], ...] = (
 
 
 def _metric(history: History, title: str, source: Source, note: str) -> Chart:
-    def value(entry: EpochEntry) -> Value:
+    known: dict[int, Bounds] = {}
+    for entry in history.epochs:
         found = source(entry) if callable(source) else value_at(entry.metrics, tuple(source.split(".")))
         # A custom adapter may give any value, and only numbers are drawn.
-        return float(found) if isinstance(found, int | float) else None
-
-    values = {entry.epoch: value(entry) for entry in history.epochs}
-    return _chart(history, title, {title: values}, note)
+        if isinstance(found, int | float):
+            known[entry.epoch] = float(found), None, None
+    return _chart(history, title, {title: known}, note)
 
 
 def _score_chart(history: History, evaluator: str | None) -> Chart:
@@ -256,40 +246,37 @@ def _score_chart(history: History, evaluator: str | None) -> Chart:
         score = entry.reward if evaluator is None else entry.evaluators.get(evaluator, Score())
         return score.mean, score.low, score.high
 
-    x = _epochs(history)
-    of_epochs = {entry.epoch - 1: bounds(entry) for entry in history.epochs if not entry.resting}
-    of_validations = {entry.epoch: bounds(entry) for entry in history.validations}
-    lines = []
-    for label, known in (("training", of_epochs), ("validation", of_validations)):
-        columns = zip(*(known.get(epoch, (None, None, None)) for epoch in x), strict=True)
-        values, low, high = map(list, columns)
-        has_ends = any(value is not None for value in low)
-        if any(value is not None for value in values):
-            is_dotted = label == "training" and bool(of_validations)
-            lines.append(
-                Curve(label, values, low if has_ends else None, high if has_ends else None, is_dotted)
-            )
-    return Chart(evaluator or "reward", x, lines, "with 95 % intervals")
+    lines = {
+        "training": {entry.epoch - 1: bounds(entry) for entry in history.epochs if not entry.resting},
+        "validation": {entry.epoch: bounds(entry) for entry in history.validations},
+    }
+    dotted = "training" if history.validations else ""
+    return _chart(history, evaluator or "reward", lines, "with 95 % intervals", dotted)
 
 
 def _failures(history: History) -> list[Chart]:
     counts = {entry.epoch: entry.metrics.get("failures") or {} for entry in history.epochs}
     kinds = sorted({kind for each in counts.values() for kind in each})
-    by_kind = {kind: {epoch: each.get(kind, 0) for epoch, each in counts.items()} for kind in kinds}
-    retried = {entry.epoch: (entry.metrics.get("calls") or {}).get("retries") for entry in history.epochs}
+    by_kind: dict[str, dict[int, Bounds]] = {
+        kind: {epoch: (each.get(kind, 0), None, None) for epoch, each in counts.items()} for kind in kinds
+    }
     return [
         _chart(history, "failures by cause", by_kind, "episodes, and scores"),
-        _chart(history, "calls made again", {"retries": retried}, ""),
+        _metric(history, "calls made again", "calls.retries", ""),
     ]
 
 
-def _epochs(history: History) -> list[int]:
-    return list(range(max((entry.epoch for entry in history.entries), default=0) + 1))
-
-
-def _chart(history: History, title: str, lines: Mapping[str, Mapping[int, Value]], note: str) -> Chart:
+def _chart(
+    history: History, title: str, lines: Mapping[str, Mapping[int, Bounds]], note: str, dotted: str = ""
+) -> Chart:
     """Return a chart of lines, each with its known values by epoch."""
-    x = _epochs(history)
-    drawn = {label: [values.get(epoch) for epoch in x] for label, values in lines.items()}
-    known = {label: column for label, column in drawn.items() if any(each is not None for each in column)}
-    return Chart(title, x, [Curve(label, column) for label, column in known.items()], note)
+    x = list(range(max((entry.epoch for entry in history.entries), default=0) + 1))
+    curves = []
+    for label, known in lines.items():
+        columns = zip(*(known.get(epoch, (None, None, None)) for epoch in x), strict=True)
+        values, low, high = map(list, columns)
+        has_ends = any(value is not None for value in low)
+        if any(value is not None for value in values):
+            ends = {"low": low, "high": high} if has_ends else {}
+            curves.append(Curve(label, values, is_dotted=label == dotted, **ends))
+    return Chart(title, x, curves, note)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from itertools import chain
@@ -19,6 +19,7 @@ from etude.core.data_model import finite
 from etude.core.errors import RequestError
 from etude.engines.local import base_folder
 from etude.store.run_folder import RunFolder
+from etude.store.stored_config import stored_data
 from etude.view.episodes import find_siblings, read_record, split_id
 from etude.view.pages import library_and_run, page, whole_number
 
@@ -105,7 +106,7 @@ def tokens_page(request: Request) -> Response:
     context: dict[str, Any] = {
         "sequence": sequence,
         "sampled": sum(span.stop - span.start for span in sequence.spans),
-        "has_texts": tokenizer_file(path, library.settings(path), sequence.model) is not None,
+        "has_texts": tokenizer_file(path, sequence.model) is not None,
         "id": id,
         "phase": phase,
         "example": rest.rpartition("/")[0],
@@ -122,11 +123,11 @@ def chunk_page(request: Request) -> Response:
 
     `spans` are the answers that overlap the chunk.
     """
-    (library, path), start = library_and_run(request), whole_number(request, "from")
+    (_, path), start = library_and_run(request), whole_number(request, "from")
     with RunFolder.read(path) as run:
         sequences = _sequences(run, request.path_params["id"])
     sequence = _choose(sequences, whole_number(request, "sequence"))
-    file = tokenizer_file(path, library.settings(path), sequence.model)
+    file = tokenizer_file(path, sequence.model)
 
     def texts(ids: Sequence[int]) -> list[str]:
         """Return the text of each token. Part of a character gives the replacement sign."""
@@ -162,15 +163,11 @@ def chunk_page(request: Request) -> Response:
     return JSONResponse(finite(columns))
 
 
-def tokenizer_file(run: Path, settings: Mapping[str, Any], model: str) -> Path | None:
-    """Return where the tokenizer of a model is, or None. Does not ask the network.
-
-    `settings` is the run's config, and `model` an entry of its `llms`.
-    """
+def tokenizer_file(run: Path, model: str) -> Path | None:
+    """Return where the tokenizer of `model`, an entry of `llms`, is. Does not ask the network."""
     if find_spec("tokenizers") is None:
         return None
-    entry = (settings.get("llms") or {}).get(model)
-    entry = entry if isinstance(entry, Mapping) else {}
+    entry = (stored_data(run, required=False).get("llms") or {}).get(model) or {}
     source = str(entry.get("tokenizer") or entry.get("model") or entry.get("model_name") or "")
     # A tiny model is made in the run folder.
     for folder in (base_folder(run, model), Path(source).expanduser() if source else run):
