@@ -12,7 +12,6 @@ from etude.core.errors import CapabilityError
 from etude.core.interfaces import innermost
 from etude.engines.local import LocalLlmConfig, require_local_extra
 from etude.store.files import private_folder
-from etude.store.status import LEARNERS
 
 if TYPE_CHECKING:
     from etude.backends.cluster_training import Learners
@@ -70,6 +69,6 @@ async def _learners(builder: Builder, llm: LocalLlmConfig) -> Learners | None:
         return None
     # One folder per model, because a run may train several.
     own = builder.checkpoints.relative_to(builder.run.checkpoints)
-    folder = builder.run.path.absolute() / LEARNERS / own
+    folder = builder.run.path.absolute() / "learners" / own
     private_folder(folder)
     return Learners(await builder.get_cluster(), settings.learners, folder, llm.device)

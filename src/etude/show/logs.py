@@ -30,7 +30,11 @@ class LogLines(logging.Handler):
         # The record comes from user code or from Etude.
         is_own = file.startswith(_PACKAGE) or not is_installed(file) or is_user_module(record.name)
         least = self._least if is_own else max(self._least, logging.WARNING)
-        return super().filter(record) is not False and (record.levelno >= least or _has_level(record.name))
+        logger = logging.getLogger(record.name)
+        while logger.level == logging.NOTSET and logger.parent is not None:
+            logger = logger.parent
+        has_level = logger.parent is not None  # Only the root has none.
+        return super().filter(record) is not False and (record.levelno >= least or has_level)
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write the record. Standard error may have been replaced since the handler was made."""
@@ -49,11 +53,3 @@ def show_logs(level: int) -> None:
         root.removeHandler(handler)
     root.addHandler(LogLines(level))
     root.setLevel(level)
-
-
-def _has_level(name: str) -> bool:
-    """Return whether the logger, or one above it except the root, was given a level."""
-    logger = logging.getLogger(name)
-    while logger.level == logging.NOTSET and logger.parent is not None:
-        logger = logger.parent
-    return logger.parent is not None

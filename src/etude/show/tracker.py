@@ -232,12 +232,6 @@ def as_tracker(value: Any) -> Tracker:
     return FunctionTracker(value)
 
 
-def live_tracker_config(value: Any) -> LiveTrackerConfig:
-    """Return the config of a tracker that a program gave. Raises RequestError if it is not a tracker."""
-    as_tracker(value)
-    return LiveTrackerConfig(name=getattr(value, "__name__", type(value).__name__), value=value)
-
-
 register_tracker(config_type=FunctionTrackerConfig)(
     config_factory(lambda config: as_tracker(import_object(config.function)))
 )

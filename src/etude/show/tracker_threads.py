@@ -2,7 +2,7 @@
 
 Trackers are woken when something is journalled, and awaited at the end of the run. The journal notes a record
 once it has been sent. A record that was being sent when the process was killed is sent again. An unreachable
-tracker is tried again after growing pauses, and delays nothing else.
+tracker is tried again every ten seconds, and delays nothing else.
 """
 
 from __future__ import annotations
@@ -26,19 +26,12 @@ from etude.core.errors import BudgetReached, EtudeError, RequestError, StoreErro
 from etude.core.interfaces import Progress
 from etude.core.keys import content_hash
 from etude.show import tracker
-from etude.show.tracker import (
-    LiveTrackerConfig,
-    State,
-    TrackedRun,
-    Tracker,
-    list_records,
-    live_tracker_config,
-)
+from etude.show.tracker import LiveTrackerConfig, State, TrackedRun, Tracker, as_tracker, list_records
 from etude.store.journal import Json
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import stored_data
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 60.0
+_PAUSE = 10.0
 _SECONDS_AFTER_STOP = 2.0
 """A user who has stopped a run does not want to wait for its trackers."""
 _SECONDS_TO_STORE = 60.0
@@ -70,7 +63,6 @@ class TrackerReader:
         self._state: State | None = None
         self._is_open = self._is_abandoned = False
         self._sentences: set[str] = set()
-        self._tries = 0
         self._thread: threading.Thread | None = None
 
     @property
@@ -102,9 +94,8 @@ class TrackerReader:
             return len(self._sent_keys(run) & keys), len(keys)
 
     def _work(self) -> None:
-        pause: float | None = None
         while not self._is_abandoned:
-            self._wake.wait(timeout=_LONGEST_PAUSE if pause is None else pause)
+            self._wake.wait(timeout=_PAUSE)
             self._wake.clear()
             state = self._state
             try:
@@ -113,12 +104,12 @@ class TrackerReader:
                     if self._is_open:
                         self._tracker.close(state)
                     break
-                pause, self._tries, self.error = None, 0, ""
+                self.error = ""
             except RequestError as error:
                 self._note_failure(error)
                 break  # Another try would fail in the same way.
             except Exception as error:  # noqa: BLE001  trackers raise whatever their networks do
-                pause = self._note_failure(error)
+                self._note_failure(error)
         self.over.set()
 
     def _serve(self) -> None:
@@ -156,7 +147,7 @@ class TrackerReader:
         prefix = f"{self._key}/sent/"
         return {key.removeprefix(prefix) for key, row in run.journal.scan(prefix) if row["sent"]}
 
-    def _note_failure(self, error: Exception) -> float:
+    def _note_failure(self, error: Exception) -> None:
         self._is_open = False
         text = first_line(error)
         kind = type(error).__name__
@@ -165,8 +156,6 @@ class TrackerReader:
             f"{self.title} accepts no records: {self.error}. The run continues, and sends them later",
             warning=True,
         )
-        self._tries += 1
-        return float(min(_FIRST_PAUSE * 2 ** min(self._tries, 10), _LONGEST_PAUSE))
 
     def _say_once(self, text: str, *, warning: bool = False) -> None:
         if text not in self._sentences:
@@ -240,9 +229,13 @@ def with_trackers(config: Config, report: Any) -> Config:
     if report is None:
         return config
     given = report if isinstance(report, list | tuple) else [report]
-    sources = [
-        each if isinstance(each, str | dict | TrackerConfig) else live_tracker_config(each) for each in given
-    ]
+    sources: list[Any] = []
+    for each in given:
+        if not isinstance(each, str | dict | TrackerConfig):
+            as_tracker(each)  # Raises RequestError if it is none.
+            name = getattr(each, "__name__", type(each).__name__)
+            each = LiveTrackerConfig(name=name, value=each)
+        sources.append(each)
     trackers = parse_trackers(sources, config)
     there = {(each.type_name, each.destination()) for each in trackers}
     kept = [

@@ -19,15 +19,8 @@ STATUS = "status.json"
 SILENT_SECONDS = 10.0
 """If a run continues and its status is older than this, the status counts as silent."""
 
-LEARNERS = "learners"
-"""The folder in a run folder where a cluster's nodes train, with their log."""
 
-
-class _Value(BaseModel, frozen=True):
-    pass
-
-
-class Team(_Value):
+class Team(BaseModel, frozen=True):
     """The processes of a job that trains on a cluster now."""
 
     wanted: int
@@ -38,7 +31,7 @@ class Team(_Value):
     """When this state began, in Unix seconds."""
 
 
-class RunnerStatus(_Value):
+class RunnerStatus(BaseModel, frozen=True):
     """One process that plays episodes."""
 
     number: int
@@ -52,7 +45,7 @@ class RunnerStatus(_Value):
     """How many episodes are there now."""
 
 
-class ModelStatus(_Value):
+class ModelStatus(BaseModel, frozen=True):
     """One model that agents call."""
 
     name: str
@@ -63,7 +56,7 @@ class ModelStatus(_Value):
     """How many seconds the oldest of these calls has waited."""
 
 
-class JournalStatus(_Value):
+class JournalStatus(BaseModel, frozen=True):
     """The journal on the head's disk."""
 
     committed: int
@@ -74,7 +67,7 @@ class JournalStatus(_Value):
     """Seconds since the last batch, or since the first waiting entry was queued. 0 if none waits."""
 
 
-class Wait(_Value):
+class Wait(BaseModel, frozen=True):
     """Something that the run waits for."""
 
     what: str
@@ -90,7 +83,7 @@ class Totals(BaseModel):
     completion_tokens: int = 0
 
 
-class RunStatus(_Value):
+class RunStatus(BaseModel, frozen=True):
     """A run as its own process sees it."""
 
     run: str

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,10 +71,13 @@ def choose_version(run: Path, wish: str = "") -> RunVersion:
     after training, else the last. Raises RequestError when there is no such version, or its weights are not
     on the disk.
     """
-    if not isinstance(wish, str):
-        raise RequestError(f"a version is a text such as 'v3', {BEST!r} or {LAST!r}, found {wish!r:.80}")
-    histories = read_histories(run)
-    target, wish = _target_in(wish, run, histories)
+    histories, target, wish = read_histories(run), None, str(wish)
+    if None not in histories:
+        target, _, wish = wish.partition(":")
+    if target not in histories:
+        ends = {name: LAST if best_version(own) is None else BEST for name, own in histories.items()}
+        names = ", ".join(f"{name}:{end}" for name, end in ends.items())
+        raise RequestError(f"run {run.name} trains several models; name one and its version: {names}")
     history = histories[target]
     if wish in (BASE, "v0", "0"):
         return RunVersion(run, None, target)
@@ -92,18 +95,6 @@ def choose_version(run: Path, wish: str = "") -> RunVersion:
     if version is None:
         raise RequestError(f"run {run.name} has no version v{wish.removeprefix('v')}; it has {numbers}")
     return _require_version(RunVersion(run, version, target))
-
-
-def _target_in(wish: str, run: Path, histories: Mapping[str | None, History]) -> tuple[str | None, str]:
-    if None in histories:
-        return None, wish
-    name, _, rest = wish.partition(":")
-    if name in histories:
-        return name, rest
-    known = [
-        f"{target}:{LAST if best_version(history) is None else BEST}" for target, history in histories.items()
-    ]
-    raise RequestError(f"run {run.name} trains several models; name one and its version: {', '.join(known)}")
 
 
 def _require_version(wanted: RunVersion) -> RunVersion:

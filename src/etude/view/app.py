@@ -29,7 +29,6 @@ from etude.wire.http_server import ApiError, RequestChecks, is_key, listen, requ
 KEY = "open"
 """The link's parameter with the key. A parameter called `key` would be masked in output."""
 
-_OPEN = frozenset({"/health"})
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -65,11 +64,10 @@ class Gate:
     def _check(self, scope: Scope, headers: Headers) -> None:
         if scope["method"] not in ("GET", "HEAD"):
             raise ApiError(405, "the view shows runs and changes nothing")
-        if scope["path"] not in _OPEN:
-            require_own_name(headers)
+        require_own_name(headers)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in _OPEN:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         request = Request(scope)
@@ -105,7 +103,6 @@ def create_view(root: Path, key: str, *, port: int = 0) -> Gate:
     """Make the view of the runs in a folder, behind a gate that requires the key."""
     app = Starlette(
         routes=[
-            Route("/health", lambda request: PlainTextResponse("ok\n")),
             Mount("/static", StaticFiles(directory=STATIC)),
             *(Route(path, answer) for path, answer in _PAGES.items()),
         ],

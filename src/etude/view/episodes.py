@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import Any
 
@@ -29,24 +28,6 @@ GROUPS, EPISODES = 40, 100
 """The most on one page."""
 _SECONDS = 0.4
 """Seconds that one page may search. If it finds too few, the next page continues."""
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """The episodes of one example in a phase."""
-
-    example: str
-    episodes: list[EpisodeOutline] = field(default_factory=list)
-
-    @property
-    def rewards(self) -> list[float]:
-        """The rewards of the episodes that have one."""
-        return [episode.reward for episode in self.episodes if episode.reward is not None]
-
-    @property
-    def failed(self) -> int:
-        """The number of episodes without an output."""
-        return sum(episode.failure is not None for episode in self.episodes)
 
 
 def phases_page(request: Request) -> Response:
@@ -78,12 +59,10 @@ def phase_page(request: Request) -> Response:
         episodes = outlines(run.journal, f"{phase}/", library.reward(path), after=after)
         by_example = groupby(episodes, lambda episode: episode.example)
         groups = [
-            Group(example, sorted(own, key=lambda episode: episode.generation))
-            for example, own in islice(by_example, GROUPS + 1)
+            sorted(own, key=lambda episode: episode.generation) for _, own in islice(by_example, GROUPS + 1)
         ]
-    rewards = [reward for group in groups for reward in group.rewards]
     # Episodes are read in the order of their names, in which `…/9` comes after `…/11`.
-    more = max(each.id for each in groups[GROUPS - 1].episodes) if len(groups) > GROUPS else ""
+    more = max(each.id for each in groups[GROUPS - 1]) if len(groups) > GROUPS else ""
     context: dict[str, Any] = {
         **_neighbours(phases, phase),
         "run": path.name,
@@ -91,7 +70,7 @@ def phase_page(request: Request) -> Response:
         "phase": phase,
         "entry": entry,
         "groups": groups[:GROUPS],
-        "rewards": rewards,
+        "rewards": [episode.reward for group in groups for episode in group],
         "rewarded": library.reward(path) if len(library.rewards(path)) > 1 else None,
         "more": more,
         "query": "",
@@ -148,14 +127,16 @@ def _entries(journal: Journal) -> dict[str, Entry]:
 _COLOURS = 6
 
 
-def shown_play(record: EpisodeRecord) -> dict[str, Any]:
-    """Return the play of an episode for a page. Raises RequestError if its output is not a tree.
+def shown_play(record: EpisodeRecord) -> dict[str, Any] | None:
+    """Return the play of an episode for a page, or None for another episode.
 
     `values` has each agent's mean reward in the whole play, `agents` the numbers of their colours, and `ways`
     the number of leaves. An answer's `values` are the rewards from there on, averaged over its branches. Its
     `gain` is its value to its agent minus the mean of its siblings' (None without siblings). A message's
     `heard_by` lists the other agents with it in a later prompt.
     """
+    if not is_play(record) or record.failure is not None:
+        return None
     tree = EpisodeTree.from_json(record.output)
     calls = {call.index: call for call in record.calls}
     prompts = {
@@ -221,7 +202,7 @@ def episode_page(request: Request) -> Response:
             "phase": phase,
             "turns": turns[start : start + _TURNS],
             "more": start + _TURNS if len(turns) > start + _TURNS else 0,
-            "play": _describe_play(record),
+            "play": shown_play(record),
             "scores": _scores(run.journal, id, rewards),
             "siblings": find_siblings(
                 run.journal, phase, record.example.id, next(iter(rewards.values()), None)
@@ -241,7 +222,7 @@ def group_page(request: Request) -> Response:
             raise RequestError(f"run {run.name} has no episodes of the example '{example}' in {phase}")
         records = [read_record(run, sibling.id) for sibling in siblings[:_SIBLINGS]]
     shown = [
-        (each, record, _turns(record), _describe_play(record))
+        (each, record, _turns(record), shown_play(record))
         for each, record in zip(siblings, records, strict=False)
     ]
     context: dict[str, Any] = {
@@ -271,10 +252,6 @@ def _turns(record: EpisodeRecord) -> list[Turn]:
     failure = record.failure
     ends = [] if failure is None else [Turn("failure", failure.kind, failure.reason, is_bad=True)]
     return [*list_turns(record), *ends]
-
-
-def _describe_play(record: EpisodeRecord) -> dict[str, Any] | None:
-    return shown_play(record) if is_play(record) and record.failure is None else None
 
 
 def _scores(journal: Journal, id: str, rewards: Mapping[str | None, str]) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -104,11 +104,6 @@ def ago(seconds: float) -> str:
     return f"{hours} h ago" if hours else f"{minutes} min ago"
 
 
-def stamp(seconds: float) -> str:
-    """Format a time (Unix seconds) for machines."""
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
-
-
 def url(*parts: object, **query: object) -> str:
     """Return an address within the view. A part is one segment, or several if it has slashes."""
     path = "/" + "/".join(quote(str(part), safe="/~") for part in parts)
@@ -151,7 +146,7 @@ _TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_FILTERS = (agent, ago, asked, data, in_one_line, number, percent, shown, stamp)
+_FILTERS = (agent, ago, asked, data, in_one_line, number, percent, shown)
 _TEMPLATES.filters |= {each.__name__: each for each in _FILTERS} | {"seconds": shown_seconds}
 _TEMPLATES.globals |= {"level": level, "url": url}
 
