@@ -12,7 +12,7 @@ from etude.core.job import TrainingStatusEnum
 from etude.loop.lifecycle import new_run
 from etude.loop.stored_models import load_version
 from etude.run import Run as StoredRun
-from etude.store.versions import choose_version
+from etude.store.facts import choose_version
 from etude.verbs import train_in
 from tests import guide_parts as guide
 from tests.crashing import killed_and_whole, run_to_end

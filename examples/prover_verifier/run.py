@@ -24,7 +24,7 @@ from etude.config.schema import Config
 from etude.loop.evaluation import load_version_engine, measure
 from etude.loop.lifecycle import new_run
 from etude.runtime import open_runtime
-from etude.store.versions import BASE, LAST, choose_version
+from etude.store.facts import BASE, LAST, choose_version
 from etude.verbs import train_in
 
 from base import build_base

@@ -24,7 +24,6 @@ import etude.rollout.judge
 import etude.rollout.tools
 import etude.rollout.workflow
 import etude.show.otel
-import etude.show.tracker
 import etude.show.tracker_services
 import etude.wire.logged_chats
 

@@ -15,10 +15,9 @@ from etude.core.errors import RequestError, StoreError
 from etude.core.history import Entry, EpochEntry
 from etude.engines.bill import Bill, read_bill
 from etude.store.episodes import iter_episodes
-from etude.store.facts import RunFacts, read_facts
+from etude.store.facts import RunFacts, RunVersion, choose_version, read_facts
 from etude.store.log import JobFacts, read_histories, read_jobs
 from etude.store.run_folder import RunFolder
-from etude.store.versions import RunVersion, choose_version
 
 if TYPE_CHECKING:
     from etude.models.policy import Policy

@@ -41,12 +41,12 @@ from etude.run import Run, TrainedModel
 from etude.runtime import Report, open_runtime
 from etude.show.metrics_files import RunReport
 from etude.show.progress import progress_for
-from etude.show.tracker_threads import Reporting, with_trackers
+from etude.show.tracker import Reporting
+from etude.show.tracker_services import with_trackers
 from etude.store.backup import restore_run
-from etude.store.facts import find_run
+from etude.store.facts import RunVersion, find_run, run_version
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import EvaluationRequest, model_config, read_request
-from etude.store.versions import RunVersion, run_version
 
 P = ParamSpec("P")
 T = TypeVar("T")

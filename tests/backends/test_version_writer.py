@@ -124,7 +124,6 @@ def test_a_run_has_its_best_and_its_last_version_on_the_disk(project: Path) -> N
     rewards = {entry["version"]["number"]: entry["metrics"]["avg_reward"] for entry in shown["validations"]}
     best = {number for number in rewards if rewards[number] >= max(rewards[n] for n in range(number + 1))}
     assert kept == {f"v{number}" for number in best | {4} if number}
-    assert ("on the disk" in etude("runs", "show", "run").stdout) == (len(kept) < 4)
     exported = etude("export", "run", "--version", "best", "--out", project / "best")
     assert exported.exit_code == 0, exported.output
     versions = [entry["version"]["number"] for entry in shown["epochs"]]

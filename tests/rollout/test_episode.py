@@ -19,7 +19,7 @@ from etude.core.errors import EngineError, RequestError
 from etude.rollout.collector import EpisodeJob
 from etude.rollout.episode import Episode
 from etude.rollout.recorder import function
-from etude.store.episodes import decode_call, decode_episode, encode_call, encode_episode, parent_name
+from etude.store.episodes import decode_call, encode_call, encode_episode, parent_name, read_episode
 from etude.store.journal import Journal
 from tests.rollout.running import collect_one, examples
 from tests.support import EchoEngine, ScriptedEngine, drawn
@@ -309,9 +309,9 @@ def test_what_a_conversation_repeats_is_stored_once() -> None:
     assert decode_call(json.loads(json.dumps(stored)), "", first) == second
 
 
-def test_examples_that_json_cannot_hold_are_described() -> None:
+async def test_examples_that_json_cannot_hold_are_described(journal) -> None:
     picture = object()
     record = EpisodeRecord("e", Example("1", {"picture": picture, "question": "what?"}), 0)
-    stored = json.loads(json.dumps(encode_episode(record, {})))
-    assert "object object at" in stored["example"]["inputs"]["picture"]
-    assert decode_episode(stored, (), record.example).example.inputs["picture"] is picture
+    await journal.put("e", encode_episode(record, {}))
+    assert "object object at" in journal.get("e")["example"]["inputs"]["picture"]
+    assert read_episode(journal, "e", record.example).example.inputs["picture"] is picture

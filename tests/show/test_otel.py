@@ -151,8 +151,7 @@ def test_what_is_sent_again_after_a_kill_is_the_same_span(project, receiver):
     assert len({span.span_id for span in receiver.episodes()}) == 2 * 16 + 2 * 2
 
 
-def train_with_content(project: Path, receiver: Receiver) -> None:
-    """A run of one epoch whose agent calls a tool, with all that was said in its spans."""
+def test_tools_failures_and_content_where_it_is_asked_for(project, receiver):
     (project / "agent.py").write_text(AGENT)
     change(
         project / "config.yml",
@@ -162,10 +161,6 @@ def train_with_content(project: Path, receiver: Receiver) -> None:
         finetuning__num_epochs=1,
     )
     succeed("train", "config.yml", "--name", "one")
-
-
-def test_tools_failures_and_content_where_it_is_asked_for(project, receiver):
-    train_with_content(project, receiver)
     tools = receiver.named("execute_tool add")
     assert tools and attributes(tools[0])["gen_ai.tool.call.result"] == "3"
     assert json.loads(attributes(tools[0])["gen_ai.tool.call.arguments"]) == {"a": 1, "b": 2}

@@ -3,14 +3,11 @@
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 import pytest
 
-from etude.core.episode import EpisodeRecord, Example
-from etude.store.episodes import encode_episode
 from etude.store.facts import differing_settings, paired_differences, stored_scores
-from etude.store.run_folder import RunFolder
+from tests.view.stored import Told, store_run
 
 SETTINGS = """
 eval: {evaluators: {right: {_type: function, function: "a:b"}}}
@@ -18,29 +15,25 @@ finetuning: {reward_function: {name: right}, num_epochs: %d, output_dir: %s}
 """
 
 
-async def run_with(
+def run_with(
     root: Path,
     name: str,
     phases: dict[str, dict[str, list[float | None]]],
     epochs: int = 1,
-    rows: Mapping[str, tuple[Any, Any]] = MappingProxyType({}),
+    asked: Mapping[str, str] = MappingProxyType({}),
 ) -> Path:
-    """A run with the scores of the episodes of each phase, by example; `rows` has inputs and answers.
+    """A run with the scores of the episodes of each phase, by example.
 
-    Without a row, an example has its id for its question.
+    `asked` has the examples' questions. Without one, an example has its id for its question.
     """
-    with RunFolder.create(root, name, config=SETTINGS % (epochs, root / name)) as run:
-        for phase, examples in phases.items():
-            for example, scores in examples.items():
-                for generation, score in enumerate(scores):
-                    key = f"{phase}/{example}/{generation}"
-                    question, answer = rows.get(example, (example, None))
-                    full = Example(example, {"question": question}, answer)
-                    record = EpisodeRecord(key, full, generation, output="x")
-                    await run.journal.put(key, encode_episode(record, {}))
-                    told = {"score": score, "reasoning": None, "error": None if score is not None else "no"}
-                    await run.journal.put(f"{key}/score/right", told)
-        return run.path
+    episodes = []
+    for phase, examples in phases.items():
+        for id, scores in examples.items():
+            for generation, score in enumerate(scores):
+                stored = {"score": score, "reasoning": None, "error": None if score is not None else "no"}
+                key = f"{phase}/{id}/{generation}"
+                episodes.append(Told(key, asked=asked.get(id, id), scores={"right": stored}))
+    return store_run(root, name, episodes, config=SETTINGS % (epochs, root / name))
 
 
 def measured(run: Path) -> dict[str, list[float]]:
@@ -48,48 +41,48 @@ def measured(run: Path) -> dict[str, list[float]]:
     return {id: [each["score"] for each in own] for (id, _), own in stored_scores(run)["right"].items()}
 
 
-async def test_the_difference_is_paired_by_example(tmp_path):
+def test_the_difference_is_paired_by_example(tmp_path):
     """Examples of very different difficulty, and the same gain on each: there is a difference."""
     rewards = {str(n): n / 20 for n in range(18)}
-    first = await run_with(tmp_path, "a", {"eval": {name: [one] for name, one in rewards.items()}})
+    first = run_with(tmp_path, "a", {"eval": {name: [one] for name, one in rewards.items()}})
     higher = {name: [one, one + 0.2] for name, one in rewards.items()}
-    second = await run_with(tmp_path, "b", {"eval": higher})
+    second = run_with(tmp_path, "b", {"eval": higher})
     found = paired_differences(first, second)["right"]
     assert found.mean == pytest.approx(0.1)
     assert 0 < found.low < 0.1 < found.high
     assert found.n == 18
 
 
-async def test_only_examples_that_both_have_count(tmp_path):
-    first = await run_with(tmp_path, "a", {"eval": {"a": [0.0], "b": [0.0]}})
-    second = await run_with(tmp_path, "b", {"eval": {"b": [1.0], "c": [1.0]}})
+def test_only_examples_that_both_have_count(tmp_path):
+    first = run_with(tmp_path, "a", {"eval": {"a": [0.0], "b": [0.0]}})
+    second = run_with(tmp_path, "b", {"eval": {"b": [1.0], "c": [1.0]}})
     assert paired_differences(first, second) == {}
 
 
 NOUGHTS, ONES = ({"eval": {name: [score] for name in "abcd"}} for score in (0.0, 1.0))
 
 
-async def test_examples_of_one_id_with_other_inputs_or_answers_are_not_the_same(tmp_path):
-    other = {name: (f"another {name}", None) for name in "abcd"}
-    first = await run_with(tmp_path, "a", NOUGHTS)
-    second = await run_with(tmp_path, "b", ONES, rows=other)
+def test_examples_of_one_id_with_other_inputs_are_not_the_same(tmp_path):
+    other = {name: f"another {name}" for name in "abcd"}
+    first = run_with(tmp_path, "a", NOUGHTS)
+    second = run_with(tmp_path, "b", ONES, asked=other)
     assert paired_differences(first, second) == {}
-    third = await run_with(tmp_path, "c", ONES, rows={"d": ("d", "another answer")})
+    third = run_with(tmp_path, "c", ONES, asked={"d": "another question"})
     found = paired_differences(first, third)["right"]
     assert found.n == 3
 
 
-async def test_the_latest_validation_is_what_a_training_run_is_measured_by(tmp_path):
+def test_the_latest_validation_is_what_a_training_run_is_measured_by(tmp_path):
     phases = {"validation/0": {"a": [0.0]}, "validation/10": {"a": [1.0]}, "validation/9": {"a": [0.5]}}
-    run = await run_with(tmp_path, "a", {**phases, "train/4": {"a": [0.2]}})
+    run = run_with(tmp_path, "a", {**phases, "train/4": {"a": [0.2]}})
     assert measured(run) == {"a": [1.0]}
 
 
-async def test_failures_are_left_out(tmp_path):
-    run = await run_with(tmp_path, "a", {"eval": {"a": [0.0, 1.0, None], "b": [None]}})
+def test_failures_are_left_out(tmp_path):
+    run = run_with(tmp_path, "a", {"eval": {"a": [0.0, 1.0, None], "b": [None]}})
     assert measured(run) == {"a": [0.0, 1.0]}
 
 
-async def test_settings_that_differ(tmp_path):
-    runs = [await run_with(tmp_path, name, {}, epochs) for name, epochs in (("a", 1), ("b", 5), ("c", 1))]
+def test_settings_that_differ(tmp_path):
+    runs = [run_with(tmp_path, name, {}, epochs) for name, epochs in (("a", 1), ("b", 5), ("c", 1))]
     assert differing_settings(runs) == {"finetuning.num_epochs": [1, 5, 1]}

@@ -1,6 +1,12 @@
 """Of the versions of a run those that are kept and the best one; and its warnings, as they were recorded."""
 
+import asyncio
+
+import pytest
+
+from etude.core.errors import StoreError
 from etude.core.history import AlarmEvent, History
+from etude.core.records import RunEnded
 from etude.store.figures import (
     alarm_sentences,
     best_version,
@@ -9,7 +15,9 @@ from etude.store.figures import (
     stopped_by,
     versions_to_keep,
 )
+from etude.store.log import ModelLog
 from tests.show.histories import epoch, history, validation
+from tests.support import until
 
 
 def numbers(versions):
@@ -94,3 +102,34 @@ def test_causes_are_added_up_over_epochs():
     first, second = causes_in(entries)
     assert (first.count, first.reason, first.episode) == (7, "took longer than 30 s", "train/1/a/1")
     assert second.count == 1
+
+
+async def test_a_record_whose_task_is_cancelled_is_in_the_journal_and_in_the_state(journal):
+    log = ModelLog(journal)
+    adding = asyncio.create_task(log.add(RunEnded()))
+    await asyncio.sleep(0)
+    adding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await adding
+    await until(lambda: log.state.end is not None)
+    assert ModelLog(journal).state.end == log.state.end
+
+
+async def test_a_record_that_cannot_be_written_changes_nothing(journal):
+    log = ModelLog(journal)
+    journal.close()
+    for add in (log.add, log.add_soon):
+        with pytest.raises(StoreError):
+            await add(RunEnded())
+    assert log.state.end is None
+
+
+def test_an_entry_of_a_history_is_found_by_its_epoch():
+    whole = history([0.5] * 300, {0: 0.1, 100: 0.2, 200: 0.3})
+    assert whole.epoch(1) is whole.epochs[0] and whole.epoch(300) is whole.epochs[-1]
+    assert whole.epoch(0) is None and whole.epoch(300 + 1) is None
+    assert whole.validation(100) is whole.validations[1] and whole.validation(101) is None
+    past = whole.until(100)
+    assert [len(past.epochs), len(past.validations)] == [100, 2]
+    assert whole.until(0).epochs == () and len(whole.until(0).validations) == 1
+    assert history([]).epoch(1) is None

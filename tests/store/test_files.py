@@ -1,20 +1,31 @@
-"""Files that appear in full or not at all, and are on the disk when they count."""
+"""Files that appear in full or not at all, are on the disk when they count, and are their user's alone."""
 
 from __future__ import annotations
 
 import os
 import re
 import socket
+import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from etude.core.errors import StoreError
-from etude.store.files import damage_in, delete_left_over, note_sum, open_draft, write_atomically
+from etude.store.files import (
+    damage_in,
+    delete_left_over,
+    note_sum,
+    open_draft,
+    open_private,
+    private_folder,
+    write_atomically,
+)
+from etude.store.run_folder import RunFolder
 
 HOST = re.sub(r"[^\w-]", "-", socket.gethostname())
 HERE = f"{threading.get_ident()}.{HOST}.{os.getpid()}"
@@ -112,3 +123,61 @@ def test_threads_that_note_sums_in_one_folder_lose_none(tmp_path: Path):
     with ThreadPoolExecutor(8) as threads:
         assert [*threads.map(note_sum, files)] == [None] * len(files)
     assert damage_in(tmp_path) == []
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.usefixtures("umask")
+async def test_a_run_folder_and_its_journal_with_all_that_sqlite_writes_beside_it(tmp_path: Path):
+    with RunFolder.create(tmp_path / "runs", "r", config="a: 1\n") as run:
+        await run.journal.put("key", "value")
+        assert run.checkpoints.is_dir()
+        names = {path.name for path in run.path.iterdir()}
+        assert {"run.db", "run.db-wal", "run.db-shm", "lock", "config.yml"} <= names
+        for path in (tmp_path / "runs", run.path, *run.path.rglob("*")):
+            assert mode(path) == (0o700 if path.is_dir() else 0o600), path
+
+
+@pytest.mark.usefixtures("umask")
+def test_a_folder_that_was_there_becomes_private_with_the_run(tmp_path: Path):
+    (tmp_path / "r").mkdir()
+    with RunFolder.create(tmp_path, "r"):
+        assert mode(tmp_path / "r") == 0o700
+
+
+@pytest.mark.usefixtures("umask")
+def test_drafts_are_private_with_what_others_wrote_in_them(tmp_path: Path):
+    with open_draft(tmp_path / "made") as draft:
+        (draft / "inner").mkdir(parents=True)
+        (draft / "inner" / "file").write_text("x")
+    assert [mode(tmp_path / "made" / name) for name in ("", "inner", "inner/file")] == [0o700, 0o700, 0o600]
+    with open_draft(tmp_path / "given", private=False) as draft:
+        draft.write_text("x")
+    assert mode(tmp_path / "given") == 0o666
+
+
+def test_texts_are_masked_unless_they_must_be_exact(tmp_path: Path):
+    text = "postgres://me:pw@host/db"
+    write_atomically(tmp_path / "report", text)
+    write_atomically(tmp_path / "rows", text, exact=True)
+    assert "pw" not in (tmp_path / "report").read_text()
+    assert (tmp_path / "rows").read_text() == text
+
+
+@pytest.mark.usefixtures("umask")
+def test_folders_that_are_there_stay_as_they_are(tmp_path: Path):
+    (tmp_path / "there").mkdir()
+    private_folder(tmp_path / "there" / "a" / "b")
+    assert [mode(tmp_path / "there" / name) for name in ("", "a", "a/b")] == [0o777, 0o700, 0o700]
+    with open_private(tmp_path / "file", "a") as file:
+        file.write("x")
+    assert mode(tmp_path / "file") == 0o600

@@ -1,18 +1,18 @@
-"""The words that filter episodes."""
+"""The words that filter episodes, and the phases of a run in order."""
 
 from __future__ import annotations
 
 import math
+import random
 
 import pytest
 
 from etude.core.episode import EpisodeRecord, Example, Failure
 from etude.core.errors import RequestError
-from etude.store.episodes import encode_episode
+from etude.rollout.collections import collection_phase, phase_name
+from etude.store.episodes import choose_phase, encode_episode, list_phases, phase_epoch
 from etude.store.journal import Journal
 from etude.store.outline import EpisodeOutline, find_episodes, outlines, parse_query
-from tests.store.test_long_runs import LATEST_FIRST
-from tests.store.test_long_runs import phases_journal as phases  # noqa: F401
 
 
 def outline(**facts):
@@ -58,7 +58,53 @@ def test_no_words_fit_everything():
     assert not parse_query("  ") and parse_query("").fits(outline())
 
 
-async def test_episodes_are_found_from_phase_to_phase(phases):  # noqa: F811
+LATEST_FIRST = [
+    "eval",
+    "validation/10",
+    "validation/2",
+    "train/11",
+    "train/3.10",
+    "train/3.2",
+    "train/3",
+    "train/3-k2.2",
+    "train/3-k2",
+    "train/1",
+]
+
+
+@pytest.fixture
+async def phases(journal):
+    """A journal with an episode of each phase, put there in no order."""
+    for phase in random.Random(0).sample(LATEST_FIRST, len(LATEST_FIRST)):
+        record = EpisodeRecord(id=f"{phase}/e/0", example=Example("e", {}), generation=0)
+        await journal.put(record.id, encode_episode(record, {}))
+    return journal
+
+
+async def test_the_phases_come_latest_first(phases):
+    assert list_phases(phases) == LATEST_FIRST
+
+
+async def test_the_latest_is_chosen_unless_another_is_wished_for(phases):
+    assert choose_phase(phases, None) == "eval"
+    assert choose_phase(phases, "train/3.2") == "train/3.2"
+    with pytest.raises(RequestError, match="no episodes of the phase 'train/4'"):
+        choose_phase(phases, "train/4")
+
+
+@pytest.mark.parametrize(
+    ("phase", "epoch"),
+    [("train/4", 3), ("train/4.2", 3), ("train/4-k2.2", 3), ("validation/3", None), ("eval", None)],
+)
+def test_the_epoch_that_a_phase_was_collected_for(phase, epoch):
+    assert phase_epoch(phase) == epoch
+
+
+def test_a_label_with_a_dot_is_not_taken_for_a_number():
+    assert phase_name("train", 3, "k.2") != collection_phase(phase_name("train", 3, "k"), 2)
+
+
+async def test_episodes_are_found_from_phase_to_phase(phases):
     query = parse_query("-failed")
     first = find_episodes(phases, LATEST_FIRST, None, query, limit=4)
     assert [each.phase for each in first.episodes] == LATEST_FIRST[:4] and first.phase == LATEST_FIRST[3]

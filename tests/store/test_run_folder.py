@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,10 @@ import yaml
 from etude.core.errors import RequestError, StoreError
 from etude.core.history import EpochEntry, ValidationEntry
 from etude.core.job import ModelVersion
-from etude.store.facts import find_run, list_runs, read_facts
-from etude.store.log import ModelLog
+from etude.store.facts import choose_version, find_run, list_runs, read_facts, run_version, stored_at
 from etude.store.run_folder import RunFolder, git_state, new_run_name
 from etude.store.stored_config import stored_data
-from etude.store.versions import choose_version, run_version, stored_at
+from tests.view.stored import store_run
 
 HOLD = """
 import sys
@@ -176,26 +176,31 @@ async def test_runs_are_listed_the_last_changed_first(tmp_path: Path) -> None:
     assert [read_facts(run).in_use_by for run in list_runs(tmp_path)] == [None, None]
 
 
-def version(trained_run: Path, number: int) -> ModelVersion:
-    return ModelVersion(
-        number=number, location=str(trained_run / "checkpoints" / f"v{number}"), digest=f"d{number}"
-    )
+def version(run: Path, number: int) -> ModelVersion:
+    return ModelVersion(number=number, location=str(run / "checkpoints" / f"v{number}"), digest=f"d{number}")
+
+
+def run_of(root: Path, rewards: Mapping[int, float], trained: Sequence[int]) -> Path:
+    """A run that trained some versions, with the rewards of its validations by version."""
+    epochs = [
+        EpochEntry(epoch=number, timestamp="", version=version(root / "r", number)) for number in trained
+    ]
+    validations = [
+        ValidationEntry(
+            epoch=number, timestamp="", metrics={"avg_reward": reward}, version=version(root / "r", number)
+        )
+        for number, reward in rewards.items()
+    ]
+    return store_run(root, "r", epochs=epochs, validations=validations)
 
 
 @pytest.fixture
-async def trained_run(tmp_path):
+def trained_run(tmp_path):
     """Three versions, of which the second was the best and the first was not kept."""
-    with RunFolder.create(tmp_path, "r") as folder:
-        log = ModelLog(folder.journal)
-        rewards = {1: 0.3, 2: 0.9, 3: 0.6}
-        for number, reward in rewards.items():
-            made = version(folder.path, number)
-            await log.add(EpochEntry(epoch=number - 1, timestamp="", version=made))
-            metrics = {"avg_reward": reward}
-            await log.add(ValidationEntry(epoch=number, timestamp="", metrics=metrics, version=made))
-            if number > 1:
-                (folder.checkpoints / f"v{number}").mkdir()
-        return folder.path
+    run = run_of(tmp_path, {1: 0.3, 2: 0.9, 3: 0.6}, [1, 2, 3])
+    for number in (2, 3):
+        (run / "checkpoints" / f"v{number}").mkdir(parents=True)
+    return run
 
 
 @pytest.mark.parametrize(
@@ -220,29 +225,19 @@ def test_runs_by_name_and_by_folder(trained_run, text, shown):
     assert str(run_version(str(trained_run.parent / text), Path("elsewhere"))) == shown
 
 
-async def test_where_no_version_was_measured_after_training_none_is_the_best(tmp_path):
-    with RunFolder.create(tmp_path, "r") as folder:
-        made = version(folder.path, 1)
-        (folder.checkpoints / "v1").mkdir()
-        await ModelLog(folder.journal).add(
-            EpochEntry(epoch=0, timestamp="", version=made, metrics={"avg_reward": 0.9})
-        )
+def test_where_no_version_was_measured_after_training_none_is_the_best(tmp_path):
+    run = run_of(tmp_path, {}, [1])
+    (run / "checkpoints" / "v1").mkdir(parents=True)
     with pytest.raises(RequestError, match=r"r:last is the last one, v1.*validation_dataset"):
-        choose_version(tmp_path / "r", "best")
-    chosen = choose_version(tmp_path / "r")
+        choose_version(run, "best")
+    chosen = choose_version(run)
     assert (chosen.number, chosen.choice) == (1, "the last version; none was measured after it was trained")
 
 
-async def test_the_base_model_is_the_best_where_training_made_it_worse(tmp_path):
-    with RunFolder.create(tmp_path, "r") as folder:
-        log = ModelLog(folder.journal)
-        await log.add(EpochEntry(epoch=0, timestamp="", version=version(folder.path, 1)))
-        for number, reward in ((0, 0.4), (1, 0.0)):
-            measured = version(folder.path, number)
-            metrics = {"avg_reward": reward}
-            await log.add(ValidationEntry(epoch=number, timestamp="", metrics=metrics, version=measured))
+def test_the_base_model_is_the_best_where_training_made_it_worse(tmp_path):
+    run = run_of(tmp_path, {0: 0.4, 1: 0.0}, [1])
     for wish in ("", "best"):
-        chosen = choose_version(tmp_path / "r", wish)
+        chosen = choose_version(run, wish)
         assert chosen.version is None
         assert "no trained version has done better" in chosen.choice
 

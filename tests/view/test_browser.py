@@ -104,16 +104,8 @@ def test_a_page_is_for_everybody(browser, address, name):
     look(browser, width=360)
     browser.get(address + PAGES[name])
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 360
-    errors = [each for each in browser.get_log("browser") if "404" not in each["message"]]
-    assert not errors, errors
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["runs", "run", "phases", "phase", "found", "group"])
-def test_rewards_are_seen_on_a_phone(browser, address, name):
-    """Of tables, the columns with rewards; of episodes side by side, their headings."""
     look(browser, width=390)
-    browser.get(address + PAGES[name])
+    # Of tables, the columns with rewards are seen; of episodes side by side, their headings.
     beyond = browser.execute_script("""
         const words = /reward|mean|spread|validation/i, rights = [];
         for (const table of document.querySelectorAll("table"))
@@ -126,6 +118,8 @@ def test_rewards_are_seen_on_a_phone(browser, address, name):
           .map((each) => each.outerHTML);
     """)
     assert not beyond
+    errors = [each for each in browser.get_log("browser") if "404" not in each["message"]]
+    assert not errors, errors
 
 
 def test_charts_are_drawn(browser, address):

@@ -184,27 +184,20 @@ def browser(runs):
 
 
 def test_without_the_link_nothing_is_shown(runs):
-    for path in ("/", "/runs/first", "/static/view.css", "/nowhere"):
-        answer = browser(runs).get(path)
+    client = browser(runs)
+    for path in ("/", "/runs/first", "/static/view.css", "/nowhere", "/?open=wrong"):
+        answer = client.get(path)
         assert answer.status_code == 401 and "first" not in answer.text
+    client.cookies.set("etude-view-0", "wrong")
+    assert client.get("/").status_code == 401
 
 
-def test_the_link_gives_a_cookie_and_an_address_without_the_key(runs):
+def test_the_link_gives_a_cookie_and_an_address_without_the_key_and_leads_nowhere_else(runs):
     answer = browser(runs).get("/runs/first", params={"open": KEY, "q": "a b"})
     assert (answer.status_code, answer.headers["location"]) == (303, "/runs/first?q=a+b")
     assert {"HttpOnly", "SameSite=strict", "Path=/"} <= set(answer.headers["set-cookie"].split("; "))
-
-
-def test_the_link_leads_nowhere_else(runs):
     answer = browser(runs).get("http://127.0.0.1//elsewhere.example/runs", params={"open": KEY})
     assert answer.status_code == 303 and answer.headers["location"] == "/elsewhere.example/runs"
-
-
-def test_a_wrong_key_opens_nothing(runs):
-    client = browser(runs)
-    assert client.get("/", params={"open": "wrong"}).status_code == 401
-    client.cookies.set("etude-view-0", "wrong")
-    assert client.get("/").status_code == 401
 
 
 @pytest.mark.parametrize(

@@ -26,9 +26,8 @@ def export(
 ) -> None:
     """Export the trained model with a model card."""
     from etude.show.exported_model import export_model
-    from etude.store.facts import find_run
+    from etude.store.facts import choose_version, find_run
     from etude.store.stored_config import needs_program
-    from etude.store.versions import choose_version
 
     path = find_run(run, output_dir)
     wanted = choose_version(path, version)

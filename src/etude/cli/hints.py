@@ -78,11 +78,11 @@ def after_training(run: Path, histories: Mapping[str | None, History] | None = N
     Raises StoreError if the run cannot be read.
     """
     from etude.store.episodes import list_phases
+    from etude.store.facts import is_hosted
     from etude.store.figures import best_version, last_version
     from etude.store.log import read_histories
     from etude.store.run_folder import RunFolder
     from etude.store.stored_config import is_local
-    from etude.store.versions import is_hosted
 
     histories = histories or read_histories(run)
     if not any(history.trained for history in histories.values()):

@@ -20,9 +20,9 @@ from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.engines.local import LocalLlmConfig, OpponentsConfig
 from etude.engines.openai_config import OpenAiLlmConfig
+from etude.store.facts import stored_at
 from etude.store.journal import Journal
 from etude.store.log import ModelLog
-from etude.store.versions import stored_at
 
 _PHASE = re.compile(r"(train|validation|warm-up)/[^/]+")
 

@@ -40,11 +40,11 @@ from etude.loop.stored_models import load_version, replaced_model
 from etude.rollout.evaluation import OnScore, rescore
 from etude.runtime import Runtime, open_runtime
 from etude.store.episodes import EVALUATION, choose_phase
+from etude.store.facts import RunVersion, choose_version
 from etude.store.files import write_atomically
 from etude.store.log import ModelLog, read_histories
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import EvaluationRequest
-from etude.store.versions import RunVersion, choose_version
 
 _NO_USAGE = {"episodes": 0, "calls": 0, "prompt_tokens": 0, "completion_tokens": 0}
 

@@ -30,12 +30,12 @@ from etude.loop.bookkeeper import Bookkeeper
 from etude.rollout.evaluation import forget_failures
 from etude.store.backup import split_run_address
 from etude.store.database import DATABASE, journal_damage, open_database
+from etude.store.facts import stored_at
 from etude.store.figures import last_version
 from etude.store.files import damage_in
 from etude.store.log import ModelLog, end_of_run, read_histories, read_states
 from etude.store.run_folder import CONFIG, LOCK, RunFolder, RunLock, new_run_name
 from etude.store.stored_config import EvaluationRequest, stored_data, stored_text, trained_parts
-from etude.store.versions import stored_at
 
 _EPOCH = re.compile(r"(train|validation)/(\d+)(?!\w)")
 

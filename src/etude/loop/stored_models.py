@@ -11,10 +11,10 @@ from etude.config.schema import Config
 from etude.core.errors import RequestError
 from etude.engines.local import LocalLlmConfig, base_folder, require_local_extra
 from etude.models.source import local_path, require_base
+from etude.store.facts import RunVersion
 from etude.store.files import damage_in, require_whole
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import model_config
-from etude.store.versions import RunVersion
 
 if TYPE_CHECKING:
     from etude.models.policy import Policy

@@ -12,10 +12,9 @@ from pathlib import Path
 from etude.core.errors import RequestError
 from etude.core.history import Entry
 from etude.loop.stored_models import load_version
-from etude.store.facts import read_facts
+from etude.store.facts import RunVersion, read_facts
 from etude.store.files import open_draft
 from etude.store.stored_config import stored_data, trained_parts
-from etude.store.versions import RunVersion
 
 CARD = "README.md"
 

@@ -1,31 +1,40 @@
-"""The interface of trackers: the records that they get from a run's journal, and their methods.
+"""Trackers: their interface, the records that they get from a run's journal, and the threads that send them.
 
 A tracker never sees the run itself. It gets only data from the journal, so nothing is lost while it is away.
-A custom tracker has the same guarantees as the built-in ones.
+A custom tracker has the same guarantees as the built-in ones. Trackers are woken when something is
+journalled, and awaited at the end of the run. The journal notes a record once it has been sent, so it is sent
+again if the process was killed meanwhile. An unreachable tracker is tried again every ten seconds, and delays
+nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import re
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+import secrets
+import shlex
+import threading
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self, TypeAlias
 
 from etude.config.builder import Builder
 from etude.config.component import TrackerConfig
 from etude.config.document import join_path, leaves
-from etude.config.import_path import import_object
-from etude.config.registry import config_factory, register_tracker
-from etude.core.errors import RequestError
+from etude.config.schema import Config
+from etude.core.errors import BudgetReached, EtudeError, RequestError, StoreError, first_line
 from etude.core.history import EpochEntry, entry_sort_key
+from etude.core.interfaces import Progress
+from etude.core.keys import content_hash
 from etude.engines.bill import Bill, BillEntry, load_bill, total
-from etude.loop.arguments import Live
+from etude.store.journal import Json
 from etude.store.log import end_of_run, read_states
 from etude.store.run_folder import RunFolder
+from etude.store.stored_config import stored_data
 
 Kind: TypeAlias = Literal["warm_up", "validation", "epoch", "evaluation", "finished"]
 State: TypeAlias = Literal["finished", "failed", "stopped"]
@@ -185,67 +194,194 @@ def _costs(line: BillEntry) -> dict[str, float]:
     return {"usd": line.usd, "tokens": float(line.tokens)} if line.tokens else {}
 
 
-class FunctionTrackerConfig(TrackerConfig, name="function"):
-    """Your function that is called with each record of the run, or your own `etude.Tracker`."""
-
-    function: str
-    """The import path, as `module:name`."""
-
-    def destination(self) -> str:
-        return self.function
+_PAUSE = 10.0
+_SECONDS_AFTER_STOP = 2.0
+"""A user who has stopped a run does not want to wait for its trackers."""
+_SECONDS_TO_STORE = 60.0
 
 
-class LiveTrackerConfig(Live, TrackerConfig, name="live"):
-    """A function that a program gave as a Python object."""
+class TrackerReader:
+    """The thread that serves one tracker until it is closed."""
 
-    def destination(self) -> str:
-        return self.name
+    def __init__(
+        self,
+        tracker: Tracker,
+        config: TrackerConfig,
+        run: Path,
+        put: Callable[[str, Json], None],
+        tell: Callable[[str, bool], None],
+    ) -> None:
+        """`put` journals an entry and returns when it is on disk. `tell` gets a sentence, and whether it is a
+        warning. Both are called from the thread."""
+        self.config = config
+        to = config.destination()
+        self.title = f"{config.type_name} ({to})" if to else config.type_name
+        self.error = ""
+        """The error of the last attempt to send; empty if it succeeded."""
+        self.over = threading.Event()
+        """Set when the thread has ended, after `close`."""
+        self._key = f"report/{config.type_name}-{content_hash(to)[:8]}"
+        self._tracker, self._run, self._put, self._tell = tracker, run, put, tell
+        self._wake = threading.Event()
+        self._state: State | None = None
+        self._is_open = self._is_abandoned = False
+        self._sentences: set[str] = set()
+        self._thread: threading.Thread | None = None
 
+    @property
+    def is_started(self) -> bool:
+        """Whether there was anything to send yet."""
+        return self._thread is not None
 
-class FunctionTracker(Tracker):
-    """A tracker that calls a function, plain or async, with each record."""
-
-    def __init__(self, function: Callable[[RunRecord], Any]) -> None:
-        self._function = function
-
-    def open(self, run: TrackedRun) -> str:
-        return ""
-
-    def send(self, record: RunRecord) -> None:
-        result = self._function(record)
-        if inspect.iscoroutine(result):
-            asyncio.run(result)
+    def wake(self) -> None:
+        """Look for new records. The first call starts the thread."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name=f"etude-{self.title}", daemon=True)
+            self._thread.start()
+        self._wake.set()
 
     def close(self, state: State) -> None:
-        pass
+        """Send the remaining records and end. `over` is set when that is done."""
+        self._state = state
+        self.wake()
 
+    def abandon(self) -> None:
+        """End without waiting for the tracker."""
+        self._is_abandoned = True
+        self._wake.set()
 
-def as_tracker(value: Any) -> Tracker:
-    """Return a tracker for a function, a tracker, or a class of trackers. Raises RequestError."""
-    if isinstance(value, type):
-        value = value()
-    if all(callable(getattr(value, name, None)) for name in ("open", "send", "close")):
-        tracker: Tracker = value
-        return tracker
-    if not callable(value):
-        raise RequestError(f"a tracker must be a function or have open, send and close: {value!r:.80}")
-    return FunctionTracker(value)
+    def counts(self) -> tuple[int, int]:
+        """Return the number of records that were sent, and of all records. Raises StoreError."""
+        with RunFolder.read(self._run) as run:
+            keys = {record.key for record in list_records(run)}
+            return len(self._sent_keys(run) & keys), len(keys)
 
+    def _work(self) -> None:
+        while not self._is_abandoned:
+            self._wake.wait(timeout=_PAUSE)
+            self._wake.clear()
+            state = self._state
+            try:
+                self._serve()
+                if state is not None:
+                    if self._is_open:
+                        self._tracker.close(state)
+                    break
+                self.error = ""
+            except RequestError as error:
+                self._note_failure(error)
+                break  # Another try would fail in the same way.
+            except Exception as error:  # noqa: BLE001  trackers raise whatever their networks do
+                self._note_failure(error)
+        self.over.set()
 
-register_tracker(config_type=FunctionTrackerConfig)(
-    config_factory(lambda config: as_tracker(import_object(config.function)))
-)
+    def _serve(self) -> None:
+        with RunFolder.read(self._run) as run:
+            sent = self._sent_keys(run)
+            for record in list_records(run, sent):
+                if self._is_abandoned:
+                    return
+                if not self._is_open:
+                    self._open(run)
+                self._tracker.send(replace(record, number=len(sent)))
+                self._put(f"{self._key}/sent/{record.key}", {"sent": True})
+                sent.add(record.key)
 
+    def _open(self, run: RunFolder) -> None:
+        stored = run.journal.get(f"{self._key}/run")
+        if stored is None:
+            stored = {"token": secrets.token_hex(8), "tracker": self.title}
+            self._put(f"{self._key}/run", stored)
+        where = self._tracker.open(
+            TrackedRun(
+                name=run.name,
+                folder=run.path,
+                token=str(stored["token"]),
+                config=stored_data(run.path, required=False),
+                environment=run.read_json("environment.json") or {},
+            )
+        )
+        self._is_open = True
+        if where:
+            self._say_once(f"{self.title}: {where}")
 
-@register_tracker(config_type=LiveTrackerConfig)
-async def live_tracker(config: LiveTrackerConfig, builder: Builder) -> AsyncIterator[Tracker]:
-    """Yield the function. If its program is not running, the first record raises RequestError."""
+    def _sent_keys(self, run: RunFolder) -> set[str]:
+        """Return the keys of the records that were sent."""
+        prefix = f"{self._key}/sent/"
+        return {key.removeprefix(prefix) for key, row in run.journal.scan(prefix) if row["sent"]}
 
-    def missing(record: RunRecord) -> None:
-        run = "run" if builder.run is None else str(builder.run.path)
-        raise RequestError(
-            f"the run was started by a program with its own function '{config.name}', which is not in the "
-            f"config; pass it again in Python: etude.resume({run!r}, report=…)"
+    def _note_failure(self, error: Exception) -> None:
+        self._is_open = False
+        text = first_line(error)
+        kind = type(error).__name__
+        self.error = text if isinstance(error, EtudeError) else f"{kind}: {text}" if text else kind
+        self._say_once(
+            f"{self.title} accepts no records: {self.error}. The run continues, and sends them later",
+            warning=True,
         )
 
-    yield as_tracker(missing if config.value is None else config.value)
+    def _say_once(self, text: str, *, warning: bool = False) -> None:
+        if text not in self._sentences:
+            self._sentences.add(text)
+            self._tell(text, warning)
+
+
+class Reporting:
+    """The trackers of an open run, as a context manager. Nothing is sent before `wake`."""
+
+    def __init__(self, config: Config, run: RunFolder, progress: Progress) -> None:
+        self._config, self._run, self._progress = config, run, progress
+        self._readers: list[TrackerReader] = []
+        self._exits = AsyncExitStack()
+
+    def wake(self) -> None:
+        """Let the trackers look for new records in the journal. Returns at once."""
+        for reader in self._readers:
+            reader.wake()
+
+    async def __aenter__(self) -> Self:
+        """Build the trackers. Raises RequestError if one cannot be built, for example without its extra."""
+        loop = asyncio.get_running_loop()
+        builder = await self._exits.enter_async_context(Builder(self._config, self._run))
+        journal = self._run.journal
+
+        def put(key: str, value: Json) -> None:
+            if loop.is_closed():
+                raise StoreError(f"{journal.path}: the run is over")
+            asyncio.run_coroutine_threadsafe(journal.put(key, value), loop).result(timeout=_SECONDS_TO_STORE)
+
+        def tell(text: str, warning: bool) -> None:
+            # Nobody listens on a closed loop.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(lambda: self._progress.message(text, warning=warning))
+
+        for each, config in zip(await builder.get_trackers(), self._config.report, strict=True):
+            self._readers.append(TrackerReader(each, config, self._run.path, put, tell))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        is_stop = not isinstance(error, Exception) or isinstance(error, BudgetReached)
+        state: State = "finished" if error is None else "stopped" if is_stop else "failed"
+        # A run that failed before anything was journalled has nothing to show.
+        readers = [reader for reader in self._readers if error is None or reader.is_started]
+        try:
+            for reader in readers:
+                reader.close(state)
+            await asyncio.gather(*(self._report_end(reader, state) for reader in readers))
+        finally:
+            await self._exits.aclose()
+
+    async def _report_end(self, reader: TrackerReader, state: State) -> None:
+        seconds = min(PATIENCE, _SECONDS_AFTER_STOP) if state == "stopped" else PATIENCE
+        await asyncio.to_thread(reader.over.wait, seconds)
+        reader.abandon()
+        sent, records = reader.counts()
+        if sent < records:
+            why = reader.error or f"the rest could not be sent within {seconds:g} s after its end"
+            self._progress.message(
+                f"{reader.title} has {sent} of {records} records of the run ({why}). Send "
+                f"the rest with: etude resume {shlex.quote(str(self._run.path))}",
+                warning=True,
+            )

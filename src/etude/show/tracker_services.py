@@ -1,21 +1,27 @@
-"""The trackers for MLflow, TensorBoard, and Weights & Biases."""
+"""The trackers for MLflow, TensorBoard and Weights & Biases, and those of a user."""
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import os
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from etude.config.assemble import parse_trackers
 from etude.config.component import TrackerConfig
-from etude.config.registry import register_tracker
-from etude.core.errors import EtudeError, first_line, require_extra
+from etude.config.import_path import import_object
+from etude.config.registry import config_factory, register_tracker
+from etude.core.errors import EtudeError, RequestError, first_line, require_extra
+from etude.loop.arguments import Live
 from etude.show.tracker import PATIENCE, RunRecord, State, TrackedRun, Tracker
 from etude.store.files import private_folder
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
+    from etude.config.schema import Config
 
 _STATUS: dict[State, str] = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 _UNNAMED = re.compile(r"[^\w\-. :/]")  # Characters that the name of a metric cannot have.
@@ -200,6 +206,72 @@ class WandbTracker(_ServiceTracker):
         held.finish(exit_code=int(state != "finished"))
 
 
+class FunctionTrackerConfig(TrackerConfig, name="function"):
+    """Your function that is called with each record of the run, or your own `etude.Tracker`."""
+
+    function: str
+    """The import path, as `module:name`."""
+
+    def destination(self) -> str:
+        return self.function
+
+
+class LiveTrackerConfig(Live, TrackerConfig, name="live"):
+    """A function that a program gave as a Python object."""
+
+    def destination(self) -> str:
+        return self.name
+
+
+class FunctionTracker(Tracker):
+    """A tracker that calls a function, plain or async, with each record."""
+
+    def __init__(self, function: Callable[[RunRecord], Any]) -> None:
+        self._function = function
+
+    def open(self, run: TrackedRun) -> str:
+        return ""
+
+    def send(self, record: RunRecord) -> None:
+        result = self._function(record)
+        if inspect.iscoroutine(result):
+            asyncio.run(result)
+
+    def close(self, state: State) -> None:
+        pass
+
+
+def as_tracker(value: Any) -> Tracker:
+    """Return a tracker for a function, a tracker, or a class of trackers. Raises RequestError."""
+    if isinstance(value, type):
+        value = value()
+    if all(callable(getattr(value, name, None)) for name in ("open", "send", "close")):
+        tracker: Tracker = value
+        return tracker
+    if not callable(value):
+        raise RequestError(f"a tracker must be a function or have open, send and close: {value!r:.80}")
+    return FunctionTracker(value)
+
+
+register_tracker(config_type=FunctionTrackerConfig)(
+    config_factory(lambda config: as_tracker(import_object(config.function)))
+)
+
+
+@register_tracker(config_type=LiveTrackerConfig)
+async def live_tracker(config: LiveTrackerConfig, builder: Builder) -> AsyncIterator[Tracker]:
+    """Yield the function. If its program is not running, the first record raises RequestError."""
+
+    def missing(record: RunRecord) -> None:
+        run = "run" if builder.run is None else str(builder.run.path)
+        raise RequestError(
+            f"the run was started by a program with its own function '{config.name}', which is not in the "
+            f"config; pass it again in Python: etude.resume({run!r}, report=…)"
+        )
+
+    yield as_tracker(missing if config.value is None else config.value)
+
+
 def _register(config_type: type[TrackerConfig], tracker: Callable[[Any], Tracker], package: str) -> None:
     async def made(config: TrackerConfig, builder: Builder) -> AsyncIterator[Tracker]:
         """Build the tracker. Raises MissingExtraError."""
@@ -212,3 +284,25 @@ def _register(config_type: type[TrackerConfig], tracker: Callable[[Any], Tracker
 _register(MlflowConfig, MlflowTracker, "mlflow")
 _register(TensorBoardConfig, TensorBoardTracker, "tensorboard")
 _register(WandbConfig, WandbTracker, "wandb")
+
+
+def with_trackers(config: Config, report: Any) -> Config:
+    """Return the config with the trackers that a program gives now. Raises ConfigError."""
+    if report is None:
+        return config
+    given = report if isinstance(report, list | tuple) else [report]
+    sources: list[Any] = []
+    for each in given:
+        if not isinstance(each, str | dict | TrackerConfig):
+            as_tracker(each)  # Raises RequestError if it is none.
+            name = getattr(each, "__name__", type(each).__name__)
+            each = LiveTrackerConfig(name=name, value=each)
+        sources.append(each)
+    trackers = parse_trackers(sources, config)
+    there = {(each.type_name, each.destination()) for each in trackers}
+    kept = [
+        each
+        for each in config.report
+        if not isinstance(each, LiveTrackerConfig) and (each.type_name, each.destination()) not in there
+    ]
+    return config.model_copy(update={"report": [*kept, *trackers]})

@@ -187,23 +187,6 @@ def encode_episode(record: EpisodeRecord, names: Mapping[int, str]) -> Json:
     }
 
 
-def decode_episode(data: Json, calls: Sequence[Call], example: Example | None) -> EpisodeRecord:
-    """Decode what `encode_episode` returned. `example` replaces the stored example."""
-    return EpisodeRecord(
-        id=data["episode"],
-        example=example or Example(**data["example"]),
-        generation=data["generation"],
-        calls=tuple(calls),
-        events=tuple(
-            Event(**each | {"tool": ToolUse(**each["tool"])} if "tool" in each else each)
-            for each in data["events"]
-        ),
-        output=data["output"],
-        failure=None if data["failure"] is None else Failure(*data["failure"]),
-        seconds=data["seconds"],
-    )
-
-
 def encode_example(example: Example) -> Json:
     """Return an example as JSON."""
     try:
@@ -279,7 +262,8 @@ class CallReader:
 def read_episode(journal: Steps, episode_id: str, example: Example | None = None) -> EpisodeRecord | None:
     """Return the finished episode with this id, or None. `example` replaces the one that was stored."""
     data = journal.get(episode_id)
-    return _decoded(journal, data, example) if is_episode(data) else None
+    is_finished = isinstance(data, dict) and "episode" in data and "calls" in data
+    return _decoded(journal, data, example) if is_finished else None
 
 
 async def write_episode(journal: Steps, record: EpisodeRecord) -> None:
@@ -294,18 +278,26 @@ async def write_episode(journal: Steps, record: EpisodeRecord) -> None:
     await journal.put(record.id, encode_episode(record, names))
 
 
-def is_episode(data: Json) -> bool:
-    """Return whether an entry of the journal is a finished episode."""
-    return isinstance(data, dict) and "episode" in data and "calls" in data
-
-
 def _decoded(journal: Steps, data: Json, example: Example | None = None) -> EpisodeRecord:
+    """Decode what `encode_episode` returned. `example` replaces the stored example."""
     reader = CallReader(journal, data["episode"])
     calls = [
         reader.read(stored) if isinstance(stored, str) else decode_call(stored, data["episode"], None)
         for stored in data["calls"]
     ]
-    return decode_episode(data, calls, example)
+    return EpisodeRecord(
+        id=data["episode"],
+        example=example or Example(**data["example"]),
+        generation=data["generation"],
+        calls=tuple(calls),
+        events=tuple(
+            Event(**each | {"tool": ToolUse(**each["tool"])} if "tool" in each else each)
+            for each in data["events"]
+        ),
+        output=data["output"],
+        failure=None if data["failure"] is None else Failure(*data["failure"]),
+        seconds=data["seconds"],
+    )
 
 
 _IS_EPISODE = "substr(value, 1, 12) = '{\"episode\": '"

@@ -147,7 +147,6 @@ class Summary(BaseModel, frozen=True):
     run_id: str = ""
     epochs_trained: int = 0
     epochs_skipped: int = 0
-    skip_reasons: list[str] = Field(default_factory=list)
     measured_on: str = TRAINING
     warm_up: WarmUpFigure | None = None
     """The warm-up, if there was one."""
@@ -172,27 +171,19 @@ class Summary(BaseModel, frozen=True):
     """The summary of each model, in a run that trains several. Only these have figures and versions. An epoch
     counts as trained if any model was trained in it."""
 
-    @property
-    def is_validated(self) -> bool:
-        """Whether there was a validation before or after training."""
-        return self.before is not None or self.after is not None
-
-    @property
-    def ends(self) -> dict[str, Figure | None]:
-        """The figures before and after training: validations if any, else the first and last epoch's."""
-        if self.is_validated:
-            return {"before": self.before, "after": self.after}
-        return {"in the first epoch": self.first_epoch, "in the last epoch": self.last_epoch}
-
     def shown_ends(self, *, short: bool = False) -> list[str | None]:
-        """Return the rewards of `ends` as texts, with their intervals unless they must be `short`."""
+        """Return the rewards before and after training as texts, with their intervals unless `short`.
+
+        They are of validations if there are any, else of the first and the last epoch.
+        """
+        is_validated = self.measured_on == VALIDATION
         texts: list[str | None] = []
-        for figure in self.ends.values():
+        for figure in (self.before, self.after) if is_validated else (self.first_epoch, self.last_epoch):
             if figure is None or figure.avg_reward is None:
                 texts.append(None)
                 continue
             shown = str(Score(mean=figure.avg_reward)) if short else figure.reward.interval
-            texts.append(shown if self.is_validated else f"{shown} in epoch {figure.epoch}")
+            texts.append(shown if is_validated else f"{shown} in epoch {figure.epoch}")
         return texts
 
     def lines(self) -> Iterator[tuple[str, str]]:
@@ -247,7 +238,6 @@ def summarize(history: History, num_epochs: int | None = None) -> Summary:
         run_id=history.run_id,
         epochs_trained=len(trained),
         epochs_skipped=len(history.skipped),
-        skip_reasons=sorted({entry.skipped for entry in history.skipped if entry.skipped is not None}),
         measured_on=VALIDATION if history.validations else TRAINING,
         warm_up=None if history.warm_up is None else WarmUpFigure.of(history.warm_up),
         **{key: Figure.of(entry) for key, entry in measured.items() if entry is not None},
@@ -272,7 +262,6 @@ def summary_in(by_target: Mapping[str | None, History], run_id: str, num_epochs:
         run_id=run_id,
         epochs_trained=len(trained),
         epochs_skipped=len(skipped),
-        skip_reasons=sorted({reason for _, each in own for reason in each.skip_reasons}),
         measured_on=VALIDATION if any(each.measured_on == VALIDATION for _, each in own) else TRAINING,
         is_measured=all(each.is_measured for each in targets.values()),
         warnings=[f"{name}: {text}" for name, each in own for text in each.warnings],

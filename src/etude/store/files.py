@@ -88,13 +88,6 @@ def append_json_line(path: Path, facts: Mapping[str, Any]) -> None:
         raise _cannot_write(path, error) from error
 
 
-def _make_private(path: Path) -> None:
-    """Give a file, or a folder and its content, to this user alone. Raises OSError."""
-    for each in (path, *path.rglob("*")):
-        if not each.is_symlink():
-            each.chmod(FOLDER_MODE if each.is_dir() else FILE_MODE)
-
-
 @contextlib.contextmanager
 def open_draft(path: Path, *, sync: bool = True, private: bool = True) -> Iterator[Path]:
     """Yield a path next to `path` for a file or folder. It becomes `path` when the block succeeds.
@@ -134,8 +127,9 @@ def put_in_place(draft: Path, path: Path, *, sync: bool = True, private: bool = 
     With `private`, only this user has access to it. With `sync` all of it is on the disk before the rename,
     and the new name when this returns. Otherwise a power cut could leave a file that has no content.
     """
-    if private:
-        _make_private(draft)
+    for each in (draft, *draft.rglob("*")) if private else ():
+        if not each.is_symlink():
+            each.chmod(FOLDER_MODE if each.is_dir() else FILE_MODE)
     is_folder = draft.is_dir()
     if sync and not is_folder:
         _sync(draft)

@@ -33,8 +33,33 @@ def list_page(request: Request) -> Response:
 def run_page(request: Request) -> Response:
     """Show the overview of a run: its figures, charts, epochs and bill."""
     library, path = library_and_run(request)
+    facts = library.facts(path)
+    with RunFolder.read(path) as run:
+        models = read_histories(run.journal)
+        bill = load_bill(run.journal)
+        phases = list_phases(run.journal)
+    entries = [entry for history in models.values() for entry in history.entries]
+    by_epoch = {epoch: phase for phase in reversed(phases) if (epoch := phase_epoch(phase)) is not None}
+    context = {
+        "run": path.name,
+        "tab": "Overview",
+        "lines": [*_facts(facts)],
+        "warnings": facts.summary.warnings,
+        "models": [
+            {
+                "name": name,
+                "lines": own.lines() if (own := facts.summary.targets.get(name or "")) else (),
+                "charts": list_charts(history),
+                "rows": [*_rows(history, by_epoch)],
+            }
+            for name, history in models.items()
+        ],
+        "causes": [*causes_in(entries), *((facts.result or {}).get("causes") or [])],
+        "bill": bill.by("model", "role"),
+        **_live(library, path),
+    }
     template = "run_charts.html" if request.query_params.get("part") == "charts" else "run.html"
-    return page(request, template, **overview(library, path))
+    return page(request, template, **context)
 
 
 def now_page(request: Request) -> Response:
@@ -57,35 +82,6 @@ def config_page(request: Request) -> Response:
     return page(
         request, "config.html", run=path.name, tab="Config", up=True, config=text, environment=environment
     )
-
-
-def overview(library: Library, path: Path) -> dict[str, Any]:
-    """Return everything that the overview of a run shows."""
-    facts = library.facts(path)
-    with RunFolder.read(path) as run:
-        models = read_histories(run.journal)
-        bill = load_bill(run.journal)
-        phases = list_phases(run.journal)
-    entries = [entry for history in models.values() for entry in history.entries]
-    by_epoch = {epoch: phase for phase in reversed(phases) if (epoch := phase_epoch(phase)) is not None}
-    return {
-        "run": path.name,
-        "tab": "Overview",
-        "lines": [*_facts(facts)],
-        "warnings": facts.summary.warnings,
-        "models": [
-            {
-                "name": name,
-                "lines": own.lines() if (own := facts.summary.targets.get(name or "")) else (),
-                "charts": list_charts(history),
-                "rows": [*_rows(history, by_epoch)],
-            }
-            for name, history in models.items()
-        ],
-        "causes": [*causes_in(entries), *((facts.result or {}).get("causes") or [])],
-        "bill": bill.by("model", "role"),
-        **_live(library, path),
-    }
 
 
 def _live(library: Library, path: Path) -> dict[str, Any]:
