@@ -38,7 +38,7 @@ from etude.processes.pool import RunnerPool
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.scorer import Scorer
 from etude.rollout.workflow import Workflow
-from etude.store.database import Operation, Put, Waiter, Writer, _Item, _settle
+from etude.store.database import Operation, Waiter, Writer, _Item, _settle
 from etude.store.episodes import call_key, encode_call, encode_episode
 from etude.store.journal import Journal
 
@@ -495,19 +495,19 @@ class VirtualWriter(Writer):
 
     def _begin(self) -> None:
         batch = self._take()
-        error = self._tried([operation for operation, _ in batch])
+        self._write([operation for operation, _ in batch])
         # What nobody waits for is a short line of the bill.
-        calls = sum(isinstance(operation, Put) and bool(waiters) for operation, waiters in batch)
+        calls = sum(operation is not None and bool(waiters) for operation, waiters in batch)
         seconds = self._cluster.costs.step * calls
         done = self._cluster.disk.done_at(self._cluster.loop.time(), seconds)
         self._is_busy = True
-        self._cluster.loop.call_at(done, self._end, batch, error)
+        self._cluster.loop.call_at(done, self._end, batch)
 
-    def _end(self, batch: list[_Item], error: Any) -> None:
+    def _end(self, batch: list[_Item]) -> None:
         self._settled += len(batch)
         self.committed += len(batch)
         self._is_busy = False
-        _settle([waiter for _, waiters in batch for waiter in waiters], error)
+        _settle([waiter for _, waiters in batch for waiter in waiters], None)
         if self.waiting:
             self._begin()
 
@@ -606,9 +606,9 @@ def simulate(setting: Setting, costs: Costs) -> Outcome:
     async def play(loop: VirtualLoop) -> Outcome:
         cluster = Cluster(loop, costs, setting.work.tokens)
         with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "run.db") as journal:
-            assert journal._writer is not None
-            journal._writer.close()
-            journal._writer = VirtualWriter(journal.path, cluster)
+            assert journal.writer is not None
+            journal.writer.close()
+            journal.writer = VirtualWriter(journal.path, cluster)
             launcher = VirtualLauncher(cluster, replace(setting.work, tokens=_SMALL))
             async with playing(
                 journal, launcher, runners=setting.nodes, episodes_each=setting.each

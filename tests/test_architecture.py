@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 57_468,
-    "modules": 276,
-    "lines of tests": 46_438,
+    "lines of source": 57_127,
+    "modules": 273,
+    "lines of tests": 46_337,
     "benchmark files": 12,
     "config keys": 315,
 }

@@ -257,7 +257,7 @@ async def test_what_is_stored_soon_is_stored_before_what_comes_next(tmp_path: Pa
         other.execute("COMMIT")
         await storing
         assert dict(journal.scan()) == {"next": 1, "sum": {"number": 99}}
-        assert journal.committed == 1, "what sums up is not news"
+        assert journal.writer.committed == 1, "what sums up is not news"
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -268,9 +268,9 @@ async def test_what_is_stored_soon_needs_nothing_to_come_next(journal: Journal, 
     else:
         journal.put_soon("sum", {"number": 1})
     async with asyncio.timeout(60):
-        while journal.waiting or journal.get("sum") is None:  # noqa: ASYNC110  it is another thread's
+        while journal.writer.waiting or journal.get("sum") is None:  # noqa: ASYNC110  it is another thread's
             await asyncio.sleep(0.001)
-    assert journal.get("sum") == {"number": 1} and not journal.committed, "what it sums up counts"
+    assert journal.get("sum") == {"number": 1} and not journal.writer.committed, "what it sums up counts"
 
 
 async def test_what_could_not_be_stored_soon_is_told_and_tried_again(tmp_path: Path) -> None:
@@ -298,7 +298,7 @@ async def test_whatever_fails_while_it_is_stored_nobody_waits_for_ever(
     monkeypatch.undo()
     journal.put_soon("sum", {"number": 1})
     await asyncio.wait_for(journal.put("next", 1), 60)
-    assert dict(journal.scan()) == {"next": 1, "sum": {"number": 1}} and not journal.waiting_seconds
+    assert dict(journal.scan()) == {"next": 1, "sum": {"number": 1}} and not journal.writer.waiting_seconds
 
 
 async def test_what_begins_is_not_looked_up_until_it_is_stored(journal: Journal, monkeypatch: Any) -> None:

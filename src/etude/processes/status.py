@@ -104,7 +104,7 @@ def snapshot(parts: Parts, since: float) -> RunStatus:
         Team(wanted=team.size, nodes=[child.node for child in team.children.values()], since=team.since)
         for team in (() if cluster is None else cluster.teams)
     ]
-    journal = JournalStatus.model_validate(parts.run.journal, from_attributes=True)
+    journal = JournalStatus.model_validate(parts.run.journal.writer, from_attributes=True)
     return RunStatus(
         run=parts.run.name,
         pid=os.getpid(),

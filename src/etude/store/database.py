@@ -169,22 +169,14 @@ Waiter: TypeAlias = "asyncio.Future[None]"
 
 
 @dataclass(frozen=True, slots=True)
-class Put:
-    """Store `text` under `key`, replacing the old text."""
+class Write:
+    """Store a text under a key, replacing the old one, or delete the key if there is no text."""
 
     key: str
-    text: str
+    text: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
-    """Delete the keys in `[first, end)`."""
-
-    first: str
-    end: str
-
-
-Operation: TypeAlias = Put | Delete | None
+Operation: TypeAlias = Write | None
 """None is a barrier: it writes nothing, and is done when everything queued before it has been tried."""
 
 _Item: TypeAlias = "tuple[Operation, tuple[Waiter, ...]]"
@@ -284,15 +276,16 @@ class Writer:
         batch: list[_Item] = []
         while self._incoming and len(batch) < _ROWS_PER_STATEMENT:
             batch.append(self._incoming.popleft())
-            if isinstance(batch[-1][0], Delete):
-                break
+            operation = batch[-1][0]
+            if operation is not None and operation.text is None:
+                break  # A deletion is the last of its batch.
         return batch
 
     def _write(self, batch: list[Operation]) -> None:
-        last = batch[-1]
-        insert(self._connection, {each.key: each.text for each in batch if isinstance(each, Put)})
-        if isinstance(last, Delete):
-            self._connection.execute("DELETE FROM steps WHERE key >= ? AND key < ?", (last.first, last.end))
+        writes = [each for each in batch if each is not None]
+        insert(self._connection, {each.key: each.text for each in writes if each.text is not None})
+        if writes and writes[-1].text is None:
+            self._connection.execute("DELETE FROM steps WHERE key = ?", (writes[-1].key,))
 
 
 def _settle(waiters: list[Waiter], error: StoreError | None) -> None:

@@ -18,16 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from etude.core.errors import StoreError
-from etude.store.database import (
-    Delete,
-    Operation,
-    Put,
-    Waiter,
-    Writer,
-    open_database,
-    require_whole,
-    store_error,
-)
+from etude.store.database import Operation, Waiter, Write, Writer, open_database, require_whole, store_error
 
 Json: TypeAlias = Any
 """A value that survives `json.dumps` and `json.loads`."""
@@ -96,7 +87,8 @@ class Journal:
                 self._reader.close()
                 raise
         self._reader_lock = threading.Lock()
-        self._writer = None if read_only else Writer(self.path)
+        self.writer = None if read_only else Writer(self.path)
+        """The thread that writes, with its counts. None if the journal is only read."""
         self._running: dict[str, Waiter] = {}
         self._beginnings: tuple[_Beginning, ...] = ()
         self._numbers: Iterator[int] | None = None
@@ -238,7 +230,7 @@ class Journal:
                 yield key, json.loads(text)
             if len(rows) < _PAGE:
                 return
-            first = _next_key(rows[-1][0])
+            first = rows[-1][0] + "\0"  # The least key after this one.
 
     def times(self, prefix: str) -> dict[str, float]:
         """Return when each key that starts with `prefix` was stored, in Unix seconds."""
@@ -247,34 +239,19 @@ class Journal:
 
     async def forget(self, key: str) -> None:
         """Delete one key, so that its step runs again. Returns when that is committed."""
-        await self._commit(Delete(key, _next_key(key)))
+        await self._commit(Write(key, None))
 
     async def flush(self) -> None:
         """Wait until all writes that were started are committed or have failed."""
         await self._commit(None)
-
-    @property
-    def committed(self) -> int:
-        """How many entries were committed since the journal was opened."""
-        return 0 if self._writer is None else self._writer.committed
-
-    @property
-    def waiting(self) -> int:
-        """How many entries wait for a commit."""
-        return 0 if self._writer is None else self._writer.waiting
-
-    @property
-    def waiting_seconds(self) -> float:
-        """Seconds since the last batch, or since the first waiting entry was queued. 0 if none waits."""
-        return 0.0 if self._writer is None else self._writer.waiting_seconds
 
     def close(self) -> None:
         """Write out the queue and close the file. Calling it twice is fine."""
         if self._closed:
             return
         self._closed = True
-        if self._writer is not None:
-            self._writer.close()
+        if self.writer is not None:
+            self.writer.close()
         with self._reader_lock:
             self._reader.close()
 
@@ -284,7 +261,7 @@ class Journal:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _put(self, key: str, text: str) -> Put:
+    def _put(self, key: str, text: str) -> Write:
         if not key.isascii():
             try:
                 key.encode()
@@ -293,7 +270,7 @@ class Journal:
         for beginning in self._beginnings:
             if key.startswith(beginning.prefix):
                 beginning.stored.add(key)
-        return Put(key, text)
+        return Write(key, text)
 
     async def _commit(self, operation: Operation) -> None:
         waiter: Waiter = asyncio.get_running_loop().create_future()
@@ -303,9 +280,9 @@ class Journal:
     def _require_writer(self) -> Writer:
         if self._closed:
             raise StoreError(f"{self.path}: the journal is closed")
-        if self._writer is None:
+        if self.writer is None:
             raise StoreError(f"{self.path}: this journal was opened for reading only")
-        return self._writer
+        return self.writer
 
     def _lookup(self, key: str) -> str | None:
         if not self._closed:
@@ -331,11 +308,6 @@ def _dumps(key: str, value: Json) -> str:
         return json.dumps(value)
     except (TypeError, ValueError) as error:
         raise TypeError(f"the value of step {key!r} cannot be stored as JSON: {error}") from error
-
-
-def _next_key(key: str) -> str:
-    """Return the least key after this one."""
-    return key + "\0"
 
 
 def _range(prefix: str) -> tuple[str, str]:

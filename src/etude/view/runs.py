@@ -35,25 +35,38 @@ def run_page(request: Request) -> Response:
     library, path = library_and_run(request)
     facts = library.facts(path)
     with RunFolder.read(path) as run:
-        models = read_histories(run.journal)
+        histories = read_histories(run.journal)
         bill = load_bill(run.journal)
         phases = list_phases(run.journal)
-    entries = [entry for history in models.values() for entry in history.entries]
+    entries = [entry for history in histories.values() for entry in history.entries]
     by_epoch = {epoch: phase for phase in reversed(phases) if (epoch := phase_epoch(phase)) is not None}
+    models = []
+    for name, history in histories.items():
+        validations = {entry.epoch: entry for entry in history.validations}
+        own = facts.summary.targets.get(name or "")
+        first = "before training" if history.base is None else "after the warm-up"
+        model = {
+            "name": name,
+            "lines": () if own is None else own.lines(),
+            "charts": list_charts(history),
+            "rows": [
+                (
+                    entry,
+                    failed_counts(entry.metrics)[0],
+                    validations.get(entry.epoch),
+                    by_epoch.get(entry.epoch - 1),
+                )
+                for entry in reversed(history.epochs)
+            ],
+            "starts": {first: validations.get(0), "the base model, before the warm-up": history.base},
+        }
+        models.append(model)
     context = {
         "run": path.name,
         "tab": "Overview",
         "lines": [*_facts(facts)],
         "warnings": facts.summary.warnings,
-        "models": [
-            {
-                "name": name,
-                "lines": own.lines() if (own := facts.summary.targets.get(name or "")) else (),
-                "charts": list_charts(history),
-                "rows": [*_rows(history, by_epoch)],
-            }
-            for name, history in models.items()
-        ],
+        "models": models,
         "causes": [*causes_in(entries), *((facts.result or {}).get("causes") or [])],
         "bill": bill.by("model", "role"),
         **_live(library, path),
@@ -98,37 +111,6 @@ def _facts(facts: RunFacts) -> list[tuple[str, str]]:
     if facts.kind == "evaluate":
         return [*known, ("reward", facts.first_and_last_reward[1] or "none yet")]
     return known if facts.summary.targets else [*known, *facts.summary.lines()]
-
-
-def _rows(history: History, phases: Mapping[int, str]) -> list[dict[str, Any]]:
-    """Return rows of the epochs, the latest first, with the validation after each."""
-    validations = {entry.epoch: entry for entry in history.validations}
-    rows = []
-    for entry in reversed(history.epochs):
-        rewards = entry.distribution
-        new = "; ".join(event.text for event in entry.alarms if event.is_new)
-        row = {
-            "epoch": entry.epoch,
-            "phase": phases.get(entry.epoch - 1),
-            "reward": str(entry.reward),
-            "rewards": None if rewards is None else f"{rewards}: {rewards.shown_bars()}",
-            "episodes": entry.metrics.get("episodes"),
-            "failed": failed_counts(entry.metrics)[0],
-            "cut_off": entry.metrics.get("cut_off_share"),
-            "trained": entry.metrics.get("filtered_trajectories"),
-            "version": None if entry.version is None else f"v{entry.version.number}",
-            "validation": str(validations[entry.epoch].reward) if entry.epoch in validations else None,
-            "note": entry.skipped or entry.resting or new,
-        }
-        rows.append(row)
-    starts = {"before training" if history.base is None else "after the warm-up": validations.get(0)}
-    starts["the base model, before the warm-up"] = history.base
-    nothing = dict.fromkeys(("phase", "rewards", "episodes", "cut_off", "trained", "version"))
-    for note, start in starts.items():
-        if start is not None:
-            measured = {"epoch": 0, "reward": "–", "failed": 0, "validation": str(start.reward), "note": note}
-            rows.append(nothing | measured)
-    return rows
 
 
 Value: TypeAlias = float | None
