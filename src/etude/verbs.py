@@ -16,6 +16,8 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
+from etude.config.assemble import parse_trackers
+from etude.config.component import TrackerConfig
 from etude.config.document import Override
 from etude.config.schema import Config
 from etude.core.errors import LoopStopped, RequestError, TrainingError
@@ -42,7 +44,7 @@ from etude.runtime import Report, open_runtime
 from etude.show.metrics_files import RunReport
 from etude.show.progress import progress_for
 from etude.show.tracker import Reporting
-from etude.show.tracker_services import with_trackers
+from etude.show.tracker_services import LiveTrackerConfig, as_tracker
 from etude.store.backup import restore_run
 from etude.store.facts import RunVersion, find_run, run_version
 from etude.store.run_folder import RunFolder
@@ -106,7 +108,7 @@ async def train_async(
     parts = {"reward": reward, "examples": examples, "validation": validation, "model": model}
     parts |= {"models": models, "targets": targets, "algorithm": algorithm, "backend": backend}
     parts |= {"trainer": trainer, "tools": tools, "scenario": scenario}
-    config = with_trackers(build_config(agent, parts, overrides, settings, enabled=True), report)
+    config = _with_trackers(build_config(agent, parts, overrides, settings, enabled=True), report)
     with new_run(config, name) as run:
         return await train_in(config, run, progress=progress)
 
@@ -149,7 +151,7 @@ async def evaluate_async(
         parts |= {"tools": tools, "scenario": scenario}
         config = build_config(agent, parts, overrides, settings, enabled=False).for_evaluation()
         request = _request(version, repeat, greedy)
-    config = with_trackers(config, report)
+    config = _with_trackers(config, report)
     with new_run(config, name, request) as run, _progress_display(progress) as display:
         await evaluate_in(config, run, request, progress=display)
     return Run(run.path)
@@ -190,7 +192,7 @@ async def resume_async(
     with RunFolder.open(path) as folder:  # This verifies the journal, from which the config is read.
         request = read_request(folder.journal)
         config = with_python_objects(config_to_resume(path, changes), **objects, tools=tools)
-        config = with_trackers(config, report)
+        config = _with_trackers(config, report)
         await note_changes(folder, config)
         if retry:
             await retry_failed(folder)
@@ -348,3 +350,25 @@ def _run_in_thread(work: Coroutine[Any, Any, T]) -> T:
 train = blocking(train_async)
 evaluate = blocking(evaluate_async)
 resume = blocking(resume_async)
+
+
+def _with_trackers(config: Config, report: Any) -> Config:
+    """Return the config with the trackers that a program gives now. Raises ConfigError."""
+    if report is None:
+        return config
+    given = report if isinstance(report, list | tuple) else [report]
+    sources: list[Any] = []
+    for each in given:
+        if not isinstance(each, str | dict | TrackerConfig):
+            as_tracker(each)  # Raises RequestError if it is none.
+            name = getattr(each, "__name__", type(each).__name__)
+            each = LiveTrackerConfig(name=name, value=each)
+        sources.append(each)
+    trackers = parse_trackers(sources, config)
+    there = {(each.type_name, each.destination()) for each in trackers}
+    kept = [
+        each
+        for each in config.report
+        if not isinstance(each, LiveTrackerConfig) and (each.type_name, each.destination()) not in there
+    ]
+    return config.model_copy(update={"report": [*kept, *trackers]})

@@ -10,7 +10,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from etude.config.assemble import parse_trackers
 from etude.config.component import TrackerConfig
 from etude.config.import_path import import_object
 from etude.config.registry import config_factory, register_tracker
@@ -21,7 +20,6 @@ from etude.store.files import private_folder
 
 if TYPE_CHECKING:
     from etude.config.builder import Builder
-    from etude.config.schema import Config
 
 _STATUS: dict[State, str] = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 _UNNAMED = re.compile(r"[^\w\-. :/]")  # Characters that the name of a metric cannot have.
@@ -284,25 +282,3 @@ def _register(config_type: type[TrackerConfig], tracker: Callable[[Any], Tracker
 _register(MlflowConfig, MlflowTracker, "mlflow")
 _register(TensorBoardConfig, TensorBoardTracker, "tensorboard")
 _register(WandbConfig, WandbTracker, "wandb")
-
-
-def with_trackers(config: Config, report: Any) -> Config:
-    """Return the config with the trackers that a program gives now. Raises ConfigError."""
-    if report is None:
-        return config
-    given = report if isinstance(report, list | tuple) else [report]
-    sources: list[Any] = []
-    for each in given:
-        if not isinstance(each, str | dict | TrackerConfig):
-            as_tracker(each)  # Raises RequestError if it is none.
-            name = getattr(each, "__name__", type(each).__name__)
-            each = LiveTrackerConfig(name=name, value=each)
-        sources.append(each)
-    trackers = parse_trackers(sources, config)
-    there = {(each.type_name, each.destination()) for each in trackers}
-    kept = [
-        each
-        for each in config.report
-        if not isinstance(each, LiveTrackerConfig) and (each.type_name, each.destination()) not in there
-    ]
-    return config.model_copy(update={"report": [*kept, *trackers]})
