@@ -181,7 +181,7 @@ async def test_a_job_whose_work_was_lost_is_not_there_and_is_trained_anew(server
         ("refused", "HTTP 500: Out of memory"),
         ("broken", "did not answer POST /_train_model"),
         ("half", "after 1 of 2 gradient steps, and the model is still at step 0"),
-        ("garbled", "sent no JSON: '<html>'"),
+        ("garbled", "answered POST /_train_model with '<html>'"),
         ("no_step", "after 2 of 2 gradient steps, and the model is still at step 0"),
         ("doubled", "from step 0 to 2: something else trains it as well"),
         ("nothing", "without training: it found nothing in the batch to train on"),

@@ -7,23 +7,21 @@ is an OpenAI `Choice` with logprobs, and ART trains on it. Every other message i
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, TypeVar
 
 import httpx
-from pydantic import BaseModel, Field, FiniteFloat, PrivateAttr, ValidationError
+from pydantic import BaseModel, Field, FiniteFloat, PrivateAttr, TypeAdapter, ValidationError
 
 from etude.backends.state_folders import JobContent
 from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import CapabilityError, StoreError, TrainingError
 from etude.core.job import ModelVersion, TrainingStatusEnum
-from etude.core.json_text import read_json
 from etude.core.message import Tool
 from etude.core.secrets import keep_secret
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
@@ -32,6 +30,7 @@ from etude.store.files import write_atomically
 from etude.wire.http_answers import UNCOMPRESSED, limit_answer
 from etude.wire.retries import Retryable, RetryReason, describe, to_failure, with_retries
 
+T = TypeVar("T")
 Json = dict[str, Any]
 
 FLAT = "group without differing rewards"
@@ -226,6 +225,24 @@ class ArtError(TrainingError):
         self.again = again
 
 
+class _Health(BaseModel):
+    status: Literal["ok"]
+
+
+class _Model(BaseModel):
+    id: str
+
+
+class _Models(BaseModel):
+    data: list[_Model]
+
+
+_ANY, _METRICS = TypeAdapter[Any](Any), TypeAdapter(dict[str, Any])
+_HEALTH, _MODELS = TypeAdapter(_Health), TypeAdapter(_Models)
+_PREPARED = TypeAdapter(tuple[str, Any])
+_STEP = TypeAdapter[int](Annotated[int, Field(strict=True, ge=0)])
+
+
 class _JsonClient:
     """A client of one address that answers with JSON. The status of every answer is checked.
 
@@ -264,6 +281,18 @@ class _JsonClient:
 
         return await with_retries(attempt)
 
+    async def _json(
+        self, kind: TypeAdapter[T], method: str, path: str, body: Any = None, seconds: float | None = None
+    ) -> T:
+        return self._parse(kind, await self._ask(method, path, body, seconds), f"{method} {path}")
+
+    def _parse(self, kind: TypeAdapter[T], answer: bytes, request: str) -> T:
+        try:
+            return kind.validate_json(answer)
+        except ValidationError as error:
+            shown = answer[:200].decode(errors="replace")
+            raise ArtError(f"{self._name} answered {request} with {shown!r}") from error
+
     def _unreachable(self, request: str, error: httpx.RequestError) -> ArtError:
         # After a read timeout, the server may still be working on the request.
         again = None if isinstance(error, httpx.ReadTimeout) else RetryReason("connection")
@@ -292,33 +321,29 @@ class ArtClient(_JsonClient):
 
     async def check_health(self) -> None:
         """Raise ArtError unless the training server reports that it is healthy."""
-        answer = await self._json("GET", "/healthcheck")
-        if not isinstance(answer, dict) or answer.get("status") != "ok":
-            raise ArtError(f"{self._name} answers GET /healthcheck with {answer!r:.200}")
+        await self._json(_HEALTH, "GET", "/healthcheck")
 
     async def register(self) -> None:
         """Register the model at the server."""
-        await self._json("POST", "/register", self._model)
+        await self._json(_ANY, "POST", "/register", self._model)
 
     async def prepare(self) -> str:
         """Make the server load the model and start inference. Return the inference address that it gives."""
         body = {"model": self._model, "config": self._config.backend.server_config}
         # Loading the model and starting inference can take minutes.
-        answer = await self._json("POST", "/_prepare_backend_for_training", body, seconds=600.0)
-        if not isinstance(answer, list) or len(answer) != 2 or not isinstance(answer[0], str):
-            raise ArtError(f"{self._name} gave no address for inference: {answer!r:.200}")
-        return answer[0]
+        address, _ = await self._json(
+            _PREPARED, "POST", "/_prepare_backend_for_training", body, seconds=600.0
+        )
+        return address
 
     async def step(self) -> int:
         """Return the model's step: the number of jobs that have trained it."""
-        answer = await self._json("POST", "/_get_step", self._model)
-        if not isinstance(answer, int) or isinstance(answer, bool) or answer < 0:
-            raise ArtError(f"{self._name} says that the model is at step {answer!r:.200}")
-        return answer
+        return await self._json(_STEP, "POST", "/_get_step", self._model)
 
     async def keep_checkpoints(self, steps: list[int]) -> None:
         """Delete all other checkpoints. ART 0.4 cannot."""
-        await self._json("POST", "/_delete_checkpoint_files", {"model": self._model, "steps_to_keep": steps})
+        body = {"model": self._model, "steps_to_keep": steps}
+        await self._json(_ANY, "POST", "/_delete_checkpoint_files", body)
 
     async def train(self, groups: list[Json]) -> AsyncIterator[dict[str, float]]:
         """Train on the groups, and yield the metrics of each gradient step as it happens.
@@ -343,29 +368,14 @@ class ArtClient(_JsonClient):
                     raise self._refusal_error(f"POST {path}", status, content, response.headers)
                 async for line in response.aiter_lines():
                     if line.strip():
-                        yield self._metrics(line)
+                        metrics = self._parse(_METRICS, line.encode(), f"POST {path}")
+                        yield {
+                            key: float(value)
+                            for key, value in metrics.items()
+                            if isinstance(value, int | float) and not isinstance(value, bool)
+                        }
         except httpx.RequestError as error:
             raise self._unreachable(f"POST {path}", error) from error
-
-    def _metrics(self, line: str) -> dict[str, float]:
-        metrics = self._parse(line, f"sent no JSON: {line[:200]!r}")
-        if not isinstance(metrics, dict):
-            raise ArtError(f"{self._name} sent metrics that are not an object: {line[:200]!r}")
-        return {
-            str(key): float(value)
-            for key, value in metrics.items()
-            if isinstance(value, int | float) and not isinstance(value, bool)
-        }
-
-    async def _json(self, method: str, path: str, body: Any = None, seconds: float | None = None) -> Any:
-        answer = await self._ask(method, path, body, seconds)
-        return self._parse(answer, f"answers {method} {path} with no JSON")
-
-    def _parse(self, text: str | bytes, problem: str) -> Any:
-        try:
-            return json.loads(text)
-        except (ValueError, RecursionError) as error:
-            raise ArtError(f"{self._name} {problem}") from error
 
 
 class ArtInference(_JsonClient):
@@ -377,11 +387,7 @@ class ArtInference(_JsonClient):
 
     async def models(self) -> list[str]:
         """Return the names of the served models. Raises ArtError."""
-        answer = await self._ask("GET", "/models")
-        try:
-            return [str(entry["id"]) for entry in read_json(answer)["data"]]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ArtError(f"{self.url}/models does not list models: {answer[:200]!r}") from error
+        return [model.id for model in (await self._json(_MODELS, "GET", "/models")).data]
 
 
 _TOTALS = ("num_gradient_steps", "data/step_num_gradient_steps")
