@@ -229,17 +229,13 @@ class _Health(BaseModel):
     status: Literal["ok"]
 
 
-class _Model(BaseModel):
-    id: str
-
-
 class _Models(BaseModel):
-    data: list[_Model]
+    data: list[dict[str, Any]]
 
 
 _ANY, _METRICS = TypeAdapter[Any](Any), TypeAdapter(dict[str, Any])
-_HEALTH, _MODELS = TypeAdapter(_Health), TypeAdapter(_Models)
-_PREPARED = TypeAdapter(tuple[str, Any])
+_HEALTH, _PREPARED = TypeAdapter(_Health), TypeAdapter(tuple[str, Any])
+_MODELS = TypeAdapter(_Models)
 _STEP = TypeAdapter[int](Annotated[int, Field(strict=True, ge=0)])
 
 
@@ -267,7 +263,9 @@ class _JsonClient:
         """Close all connections. Calling it twice is fine."""
         await self._http.aclose()
 
-    async def _ask(self, method: str, path: str, body: Any = None, seconds: float | None = None) -> bytes:
+    async def _json(
+        self, kind: TypeAdapter[T], method: str, path: str, body: Any = None, seconds: float | None = None
+    ) -> T:
         timeout, request = self._http.timeout if seconds is None else seconds, f"{method} {path}"
 
         async def attempt() -> bytes:
@@ -279,12 +277,7 @@ class _JsonClient:
                 raise self._refusal_error(request, response.status_code, response.content, response.headers)
             return response.content
 
-        return await with_retries(attempt)
-
-    async def _json(
-        self, kind: TypeAdapter[T], method: str, path: str, body: Any = None, seconds: float | None = None
-    ) -> T:
-        return self._parse(kind, await self._ask(method, path, body, seconds), f"{method} {path}")
+        return self._parse(kind, await with_retries(attempt), request)
 
     def _parse(self, kind: TypeAdapter[T], answer: bytes, request: str) -> T:
         try:
@@ -330,11 +323,9 @@ class ArtClient(_JsonClient):
     async def prepare(self) -> str:
         """Make the server load the model and start inference. Return the inference address that it gives."""
         body = {"model": self._model, "config": self._config.backend.server_config}
+        path = "/_prepare_backend_for_training"
         # Loading the model and starting inference can take minutes.
-        address, _ = await self._json(
-            _PREPARED, "POST", "/_prepare_backend_for_training", body, seconds=600.0
-        )
-        return address
+        return (await self._json(_PREPARED, "POST", path, body, seconds=600.0))[0]
 
     async def step(self) -> int:
         """Return the model's step: the number of jobs that have trained it."""
@@ -387,7 +378,7 @@ class ArtInference(_JsonClient):
 
     async def models(self) -> list[str]:
         """Return the names of the served models. Raises ArtError."""
-        return [model.id for model in (await self._json(_MODELS, "GET", "/models")).data]
+        return [str(model.get("id")) for model in (await self._json(_MODELS, "GET", "/models")).data]
 
 
 _TOTALS = ("num_gradient_steps", "data/step_num_gradient_steps")
