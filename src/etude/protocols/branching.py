@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import typing
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -154,7 +154,18 @@ class Play:
             if not questions:
                 break
             answers = iter(await self.answers.ask(questions))
-            grown = [branch for path in paths for branch in self._branches(path, number, turns, answers)]
+            grown: list[tuple[Node, ...]] = []
+            for path in paths:
+                branches = [path]
+                for turn in turns:
+                    width = self.widths.number_of_answers(turn.agent, number)
+                    given = [next(answers) for _ in range(width)]
+                    branches = [
+                        (*branch, self._add_node(branch, number, turn, answer))
+                        for branch in branches
+                        for answer in given
+                    ]
+                grown += branches
             paths = [path for path in (self._add_rewards(path, number, turns) for path in grown) if path]
         return EpisodeTree(
             protocol=protocol.name,
@@ -176,20 +187,6 @@ class Play:
             f"the scenario's {name} of example '{self.example.id}' is {value!r}; it must be 0 (reject) or 1 "
             "(accept)"
         )
-
-    def _branches(
-        self, path: tuple[Node, ...], number: int, turns: Round, answers: Iterator[FinalAnswer]
-    ) -> list[tuple[Node, ...]]:
-        """Return the path extended by each combination of the round's answers."""
-        branches = [path]
-        for turn in turns:
-            to_turn = [next(answers) for _ in range(self.widths.number_of_answers(turn.agent, number))]
-            branches = [
-                (*branch, self._add_node(branch, number, turn, answer))
-                for branch in branches
-                for answer in to_turn
-            ]
-        return branches
 
     def _add_node(self, path: tuple[Node, ...], number: int, turn: Turn, answer: FinalAnswer) -> Node:
         act = answer.act if isinstance(answer.act, Move) else Move()

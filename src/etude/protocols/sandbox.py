@@ -29,7 +29,7 @@ from etude.core.errors import EtudeError, MissingExtraError, RequestError
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits for one run of a program. Raises RequestError for a limit that allows nothing."""
+    """Limits for one run of a program."""
 
     wall_seconds: float = 10.0
     """From start to end, including the interpreter's start."""
@@ -38,11 +38,6 @@ class Limits:
     """Address space."""
     output_bytes: int = 1024**2
     """Standard output, and as much again for returned values."""
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if not getattr(self, name) > 0:
-                raise RequestError(f"{name} must be more than 0, found {getattr(self, name)}")
 
 
 Status: TypeAlias = Literal["ok", "error", "timeout", "memory", "refused"]

@@ -38,13 +38,6 @@ class NatWorkflowConfig(WorkflowConfig, name="nat"):
 
     _toolkit_config: Any = PrivateAttr(default=None)
 
-    @classmethod
-    def from_toolkit(cls, toolkit_config: Any, **fields: Any) -> NatWorkflowConfig:
-        """Create the config from a loaded toolkit config."""
-        made = cls(**fields)
-        made._toolkit_config = toolkit_config
-        return made
-
     def toolkit_config(self) -> Any:
         """Return the toolkit's config. Raises RequestError if it is missing or cannot be read."""
         if self._toolkit_config is not None:

@@ -77,9 +77,10 @@ def translate(toolkit_config: Any, run_config: Any) -> Config:
     adapter = toolkit_config.trainer_adapters[run_config.trainer_adapter]
     trainer = toolkit_config.trainers[run_config.trainer]
     target = trained_model(toolkit_config.llms, run_config.target_model)
-    workflow = NatWorkflowConfig.from_toolkit(
-        toolkit_config, model=target, result_json_path=options.result_json_path, digest=digest(toolkit_config)
+    workflow = NatWorkflowConfig(
+        model=target, result_json_path=options.result_json_path, digest=digest(toolkit_config)
     )
+    workflow._toolkit_config = toolkit_config
     general = toolkit_config.eval.general
     given = {"max_concurrency": general.max_concurrency, "dataset": NatDatasetConfig()}
     limits = {"timeout": trainer.timeout, "max_calls": trainer.max_calls}
