@@ -15,8 +15,7 @@ from etude.core.episode import Example
 from etude.core.errors import RequestError
 from etude.loop.metrics import validation_metrics
 from etude.protocols import ProtocolWorkflow, adp
-from etude.protocols.code_validation import CodeValidation
-from etude.protocols.workflow import ProtocolReward, find_scenario
+from etude.protocols.workflow import ProtocolReward
 from etude.rollout.collector import Collector
 from etude.rollout.evaluation import EvaluationRun
 from etude.rollout.workflow import as_workflow
@@ -132,10 +131,3 @@ async def test_widths_that_are_asked_for_are_those_of_one_collection(journal: Jo
     assert await plays("train/1", widths={"prover": 3}) == 3
     assert await plays("validation/0") == 1
     assert await plays("train/2", widths={"provr": 3}) == 0
-
-
-def test_a_scenario_is_shipped_or_found_by_its_import_path() -> None:
-    assert isinstance(find_scenario("code_validation", {"max_words": 9}), CodeValidation)
-    assert isinstance(find_scenario("tests.protocols.games:Labelled", {}), Labelled)
-    with pytest.raises(RequestError, match="cannot be made with"):
-        find_scenario("tests.protocols.games:Labelled", {"size": 3})
