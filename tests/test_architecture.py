@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 57_127,
+    "lines of source": 57_110,
     "modules": 273,
-    "lines of tests": 46_337,
+    "lines of tests": 46_216,
     "benchmark files": 12,
     "config keys": 315,
 }

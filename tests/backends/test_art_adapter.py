@@ -298,19 +298,18 @@ async def test_it_has_the_pages_attributes_before_anything_is_asked(alone, serve
     assert alone.training_jobs == alone._training_jobs == {}
 
 
-async def test_it_trains_without_a_run_around_it(alone, server):
+async def test_it_trains_without_a_run_around_it(alone, server, tmp_path):
     await alone.initialize(etude.FinetuneConfig())
     ref = await alone.submit(batch("mine"))
     assert isinstance(alone.training_jobs["mine"], asyncio.Task)
+    alone.log_progress(ref, {"loss": 0.5}, output_dir=str(tmp_path))
+    assert '"loss": 0.5' in (tmp_path / "openpipe_art_jobs.jsonl").read_text()
     done = await alone.wait_until_complete(ref, poll_interval=0.1)
     assert done.status == (await alone.status(ref)).status == "completed"
     assert alone.training_jobs["mine"].done()
 
 
-async def test_it_says_where_its_job_failed_and_what_is_not_healthy(alone, server, tmp_path):
-    await alone.initialize(etude.FinetuneConfig())
-    alone.log_progress(await alone.submit(batch("mine")), {"loss": 0.5}, output_dir=str(tmp_path))
-    assert '"loss": 0.5' in (tmp_path / "openpipe_art_jobs.jsonl").read_text()
+async def test_before_it_is_initialized_it_says_so():
     away = etude.ARTTrainerAdapter(etude.ARTTrainerAdapterConfig(backend={"ip": "127.0.0.1", "port": 1}))
     assert not await away.is_healthy()
     with pytest.raises(etude.EtudeError, match="not initialized; call initialize"):

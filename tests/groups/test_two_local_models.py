@@ -34,19 +34,13 @@ def tokenizer():
 class Model:
     """A model, its engine and its line."""
 
-    def __init__(self, name, tokenizer, folder, journal, **settings):
+    def __init__(self, name, tokenizer, folder, journal):
         self.name, self.seed = name, len(name)
         self.policy = build_policy(tokenizer, self.seed, SHAPE)
         self.engine = EmbeddedEngine(self.policy)
         config = LocalAdapterConfig(learning_rate=0.05, passes=3)
         self.adapter = LocalAdapter(config, self.policy, folder / name, self.seed)
-        self.jobs = ModelJobs(
-            "policy",
-            self.adapter,
-            self.engine,
-            ModelLog(journal, name),
-            settings=ModelSettings(name, **settings),
-        )
+        self.jobs = ModelJobs("policy", self.adapter, self.engine, ModelLog(journal, name))
 
     async def begin(self, version=None):
         await self.adapter.initialize(FinetuneConfig())
@@ -135,20 +129,6 @@ async def test_deleting_versions_of_one_leaves_the_others_alone(models, tmp_path
     assert [path.name for path in (tmp_path / "checkpoints" / "prover").glob("v*")] == ["v2"]
     await verifier.jobs.sample_from(verifier.jobs.log.state.versions[1].version)
     assert verifier.engine.version == 1
-
-
-async def test_jobs_from_the_base_model_start_there_and_count_on(tokenizer, tmp_path):
-    with Journal(tmp_path / "run.db") as journal:
-        model = Model("prover", tokenizer, tmp_path / "checkpoints", journal, fine_tune_from_scratch=True)
-        await model.begin()
-        await train([model], "a")
-        await train([model], "b")
-        first, second = model.jobs.log.state.versions.values()
-        assert (first.version.number, second.version.number) == (1, 2)
-        assert (first.data.parent, second.data.parent) == (0, 0)
-        # From the same weights, with the same data, the same comes out.
-        assert first.data.data_hash == second.data.data_hash
-        await model.engine.close()
 
 
 @pytest.mark.parametrize("fresh", [False, True], ids=["same-process", "fresh-process"])

@@ -9,7 +9,7 @@ import httpx
 import pytest
 from openai import APIStatusError, AsyncOpenAI, OpenAI
 
-from etude.integrations.nat.transport import API_KEY, BASE_URL, EpisodeTransport, langchain_model
+from etude.integrations.nat.transport import API_KEY, BASE_URL, EpisodeTransport
 from etude.store.journal import Journal
 from tests.rollout.running import collect, collect_one, jobs
 from tests.support import ScriptedEngine
@@ -51,23 +51,6 @@ async def test_episodes_that_run_at_once_with_one_client_are_kept_apart(tmp_path
     for record in records:
         assert record.output == [f"{record.example.id}, please", f"{record.example.id} again"]
         assert {call.request.messages[0]["content"] for call in record.calls} == set(record.output)
-
-
-@pytest.mark.slow
-async def test_an_agent_that_streams_has_the_usage_of_its_calls(tmp_path):
-    pytest.importorskip("langchain_openai")
-
-    async def workflow(example, episode):
-        SPEAKER.set(episode)
-        return [chunk.usage_metadata async for chunk in model.astream("hi there")]
-
-    with Journal(tmp_path / "run.db") as journal:
-        async with langchain_model(MODEL, lambda: (SPEAKER.get(), "agent")) as model:
-            record = await collect_one(workflow, journal, engine=repeating())
-    [usage] = [usage for usage in record.output if usage]
-    made = record.calls[0].completion.usage
-    assert (usage["input_tokens"], usage["output_tokens"]) == (made.prompt_tokens, made.completion_tokens)
-    assert usage["total_tokens"] > 0 and record.calls[0].function == "agent"
 
 
 async def test_a_thread_may_wait_for_its_answer(tmp_path):
