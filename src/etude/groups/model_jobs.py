@@ -199,32 +199,27 @@ class ModelJobs:
         except TimeoutError as error:
             if not limit.expired():
                 raise
+            await self.adapter.cancel(ref)
+            status = await self.adapter.status(ref)
+            for pause in islice(pauses(1.0, 1.0), _LOOKS):
+                if status.status.is_final:
+                    break
+                await asyncio.sleep(pause)
+                status = await self.adapter.status(ref)
             late = f"job {ref.run_id} ({ref.backend}) is not done after {seconds:g} s"
-            status = await self._cancel(ref, late, error)
+            longer = "if the job needs longer, set a larger `job_timeout` (for a group: `timeout`)."
+            if not status.status.is_final:
+                raise JobStillRunning(
+                    f"{late}. Its backend was asked to cancel it, but reports '{status.status}'. "
+                    f"{_AGAIN} to wait for it again; {longer}"
+                ) from error
+            if status.status is not TrainingStatusEnum.COMPLETED:
+                raise TrainingError(f"{late} and was cancelled. {_AGAIN} to try again; {longer}") from error
         status = self.status_after_loss(ref, status)
         require_completed(ref, await self.record_job_end(ref, status))
         if status.message:
             self._say_once(status.message)
         return status
-
-    async def _cancel(self, ref: TrainingJobRef, late: str, cause: TimeoutError) -> TrainingJobStatus:
-        """Cancel a job that is `late`. Return its status if it was completed after all, or else raise."""
-        await self.adapter.cancel(ref)
-        status = await self.adapter.status(ref)
-        for pause in islice(pauses(1.0, 1.0), _LOOKS):
-            if status.status.is_final:
-                break
-            await asyncio.sleep(pause)
-            status = await self.adapter.status(ref)
-        if status.status is TrainingStatusEnum.COMPLETED:
-            return status
-        longer = "if the job needs longer, set a larger `job_timeout` (for a group: `timeout`)."
-        if status.status.is_final:
-            raise TrainingError(f"{late} and was cancelled. {_AGAIN} to try again; {longer}") from cause
-        raise JobStillRunning(
-            f"{late}. Its backend was asked to cancel it, but reports '{status.status}'. "
-            f"{_AGAIN} to wait for it again; {longer}"
-        ) from cause
 
     async def record_job_end(self, ref: TrainingJobRef, status: TrainingJobStatus) -> TrainingJobStatus:
         """Record the end of a job, and return its status.
@@ -263,7 +258,23 @@ class ModelJobs:
                 "changed, or that the next episodes are sampled from them"
             )
             return None
-        self._require_new(ref.run_id, version)
+        known = self.log.state.versions.get(version.number)
+        start = (self.log.state.start if self.settings.fine_tune_from_scratch else None) or before
+        if start is not None and version.digest == start.digest:
+            raise TrainingError(
+                f"job {ref.run_id} is completed, but the weights have not changed (digest "
+                f"{version.digest}). Check the learning rate, and whether the rewards differ."
+            )
+        taken = None
+        if known is not None and known.version.digest != version.digest:
+            taken = f"job {known.job.run_id} has already made that version ({known.version.location})"
+        elif before is not None and version.number <= before.number:
+            taken = f"the version before it is {before.number}"
+        if taken is not None:
+            raise TrainingError(
+                f"job {ref.run_id} made version {version.number} ({version.location}), but {taken}. Versions "
+                "must count upwards: a backend that numbers them itself must follow `count_from`"
+            )
         try:
             await self.sample_from(version)
         except EtudeError:
@@ -275,26 +286,6 @@ class ModelJobs:
             plan = self.log.state.plans.get(ref.run_id)
             await self.log.add(LineageEntry(version=version, job=ref, data=plan, metrics=status.metrics))
         return version
-
-    def _require_new(self, job: str, version: ModelVersion) -> None:
-        """Raise TrainingError unless the job made new weights, and gave them a new and higher number."""
-        before, known = self.version, self.log.state.versions.get(version.number)
-        start = (self.log.state.start if self.settings.fine_tune_from_scratch else None) or before
-        if start is not None and version.digest == start.digest:
-            raise TrainingError(
-                f"job {job} is completed, but the weights have not changed (digest "
-                f"{version.digest}). Check the learning rate, and whether the rewards differ."
-            )
-        taken = None
-        if known is not None and known.version.digest != version.digest:
-            taken = f"job {known.job.run_id} has already made that version ({known.version.location})"
-        elif before is not None and version.number <= before.number:
-            taken = f"the version before it is {before.number}"
-        if taken is not None:
-            raise TrainingError(
-                f"job {job} made version {version.number} ({version.location}), but {taken}. Versions must "
-                "count upwards: a backend that numbers them itself must follow `count_from`"
-            )
 
     async def go_back(self, version: ModelVersion) -> None:
         """Sample from an earlier version again, and start the next job from it and its optimiser state.

@@ -95,7 +95,7 @@ def _wait_for_calls(project, process):
         ({"eval__evaluators": {"in_place": {"_type": "test_zero"}}}, "trained on nothing"),
         ({"eval__evaluators": {"in_place": {"_type": "test_broken"}}}, "the judge is asleep"),
         ({"workflow": {"_type": "test_failing"}}, "the agent is out of order"),
-        ({"workflow": {"_type": "test_foreign", "llm": "sorter"}}, "for 'langchain'"),
+        ({"workflow": {"_type": "test_foreign", "llm": "sorter"}}, "Wrapper: `llama_index`"),
         ({"finetuning__reward_function": {"name": "in_pace"}}, "did you mean 'in_place'"),
         ({"finetuning__target_model": "sorted"}, "there is no model 'sorted'"),
     ],

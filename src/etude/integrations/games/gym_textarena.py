@@ -16,12 +16,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import Field
 
 from etude.config.builder import Builder
-from etude.config.component import CHANGEABLE, Entries, Supplies, WorkflowConfig
+from etude.config.component import Entries, Supplies, WorkflowConfig
 from etude.config.import_path import import_object, is_import_path, where_raised
 from etude.config.references import LlmRef
 from etude.config.registry import register_workflow
@@ -35,12 +35,14 @@ from etude.rollout.workflow import Workflow
 
 T = TypeVar("T")
 
+CALL_SECONDS = 60.0
+"""The time limit of each call into an environment."""
 _MOST_NUMBERS = 256
 """The longest array shown as text. Longer arrays are usually pictures."""
 
 
 class SizesConfig(WorkflowConfig):
-    """The number of examples that an environment supplies, and the time limit of its calls."""
+    """The number of examples that an environment supplies."""
 
     package: ClassVar[str]
     """The import name of the library."""
@@ -50,8 +52,6 @@ class SizesConfig(WorkflowConfig):
     """The number of training examples to generate."""
     validation_size: int = Field(default=128, ge=1)
     """The number of held-out examples to generate."""
-    call_timeout: Annotated[float, CHANGEABLE] = Field(default=60.0, gt=0)
-    """The time limit in seconds of each call into the environment."""
 
     @classmethod
     def library(cls, module: str | None = None) -> Any:
@@ -125,17 +125,16 @@ def whole_number(example: Example, name: str, what: str) -> int:
         ) from None
 
 
-async def call_with_timeout(what: str, fn: Callable[[], T], seconds: float) -> T:
-    """Run `fn` in a thread. Raises EpisodeError about `what` if it raises or exceeds `seconds`."""
+async def call_with_timeout(what: str, fn: Callable[[], T]) -> T:
+    """Run `fn` in a thread, for at most a minute. Raises EpisodeError about `what` if it fails."""
     try:
-        async with asyncio.timeout(seconds) as limit:
+        async with asyncio.timeout(CALL_SECONDS) as limit:
             return await call_in_thread(fn)
     except EpisodeError:
         raise
     except Exception as error:
         if isinstance(error, TimeoutError) and limit.expired():
-            reason = f"{what} took longer than {seconds:g} s; `call_timeout` of the workflow is the limit"
-            raise EpisodeError(reason) from None
+            raise EpisodeError(f"{what} took longer than {CALL_SECONDS:g} s") from None
         raise EpisodeError(f"{what} failed: {where_raised(error)}") from error
 
 
@@ -144,11 +143,11 @@ _global_random = threading.Lock()
 
 @asynccontextmanager
 async def open_game(
-    name: str, make: Callable[[], Any], seconds: float, seed: int | None = None
+    name: str, make: Callable[[], Any], seed: int | None = None
 ) -> AsyncIterator[tuple[Any, Callable[[str, Callable[[], Any]], Awaitable[Any]]]]:
     """Yield an environment of another library, and a function that calls it. Close it on exit.
 
-    Calls run in threads, one at a time and for at most `seconds`. With a seed, code that draws from Python's
+    Calls run in threads, one at a time. With a seed, code that draws from Python's
     global random generator gets a stream of its own, and only one such call runs in the whole process. Raises
     EpisodeError if a call fails.
     """
@@ -169,7 +168,7 @@ async def open_game(
                     state = random.getstate()
                     random.setstate(before)
 
-        return await call_with_timeout(f"{name}: {what}", locked, seconds)
+        return await call_with_timeout(f"{name}: {what}", locked)
 
     env = await call("making it", make)
     close = getattr(env, "close", lambda: None)
@@ -290,7 +289,7 @@ class GymGame:
         options = example.inputs.get("options")
         needs_seed = options is None or example.inputs.get("seed") is not None
         seed = whole_number(example, "seed", config.id) if needs_seed else None
-        async with open_game(config.id, self.make, config.call_timeout) as (env, call):
+        async with open_game(config.id, self.make) as (env, call):
 
             def reset() -> str:
                 observation, _ = env.reset(seed=seed, options=options)
@@ -465,7 +464,7 @@ class TextArenaGame:
         players = [Player(name, model, config.prompt, config.history) for name, model in agents.items()]
         course = GameResult(config.id)
         # TextArena's games draw from Python's global random generator.
-        async with open_game(config.id, self.make, config.call_timeout, seed) as (env, call):
+        async with open_game(config.id, self.make, seed) as (env, call):
             await call("reset()", lambda: env.reset(num_players=len(players), seed=seed))
             over = False
             while not over:

@@ -114,7 +114,7 @@ async def reasoning_gym_dataset(
 async def reasoning_gym(config: ReasoningGymConfig, builder: Builder) -> AsyncIterator[Workflow]:
     """Build the workflow. Raises MissingExtraError without reasoning-gym, RequestError as `make_dataset`."""
     name = f"reasoning-gym's {config.task}"
-    await call_with_timeout(name, lambda: make_dataset(config.task, config.config, 0), config.call_timeout)
+    await call_with_timeout(name, lambda: make_dataset(config.task, config.config, 0))
     yield Workflow(config.task, ReasoningTask(config))
 
 
@@ -128,14 +128,14 @@ class ReasoningTask:
 
     async def __call__(self, example: Example, episode: Episode) -> str:
         """Ask the question, record the score, and return the answer."""
-        name, seconds = f"reasoning-gym's {self.config.task}", self.config.call_timeout
-        entries, entry = await call_with_timeout(name, lambda: self._entry(example), seconds)
+        name = f"reasoning-gym's {self.config.task}"
+        entries, entry = await call_with_timeout(name, lambda: self._entry(example))
         prompt = self.config.prompt.replace("{question}", str(entry["question"]))
         reply = await episode.chat([{"role": "user", "content": prompt}], model=self.config.model)
         tagged = _TAG.findall(reply.text)
         answer = (tagged[-1] if tagged else reply.text).strip()
         score = await call_with_timeout(
-            f"{name}: score_answer()", lambda: entries.score_answer(answer=answer, entry=entry), seconds
+            f"{name}: score_answer()", lambda: entries.score_answer(answer=answer, entry=entry)
         )
         episode.score("reward", score)
         return answer

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 from uuid import uuid4
 
+import httpx
 from nat.builder.builder import Builder
 from nat.builder.context import Context
 from nat.builder.framework_enum import LLMFrameworkEnum
@@ -25,7 +26,7 @@ from pydantic_core import to_jsonable_python
 
 from etude.core.episode import Example
 from etude.core.errors import EpisodeError, RequestError
-from etude.integrations.nat.transport import Steps, langchain_model
+from etude.integrations.nat.transport import API_KEY, BASE_URL, EpisodeTransport, Steps
 from etude.rollout.episode import Episode
 
 
@@ -62,27 +63,23 @@ async def etude_model(config: EtudeModelConfig, _builder: Builder) -> AsyncItera
 
 @register_llm_client(config_type=EtudeModelConfig, wrapper_type=LLMFrameworkEnum.LANGCHAIN)
 async def etude_langchain(config: EtudeModelConfig, _builder: Builder) -> AsyncIterator[Any]:
-    """Provide the trained model to LangChain and LangGraph."""
-    async with langchain_model(config.model_name, config.current_episode) as model:
-        yield model
+    """Provide the trained model to LangChain and LangGraph. Its entry of `llms` sets how it samples."""
+    from langchain_openai import ChatOpenAI
 
+    # The clients have no timeout, because the engine and the episode have their own limits.
+    transport = EpisodeTransport(config.model_name, config.current_episode)
+    with httpx.Client(transport=transport, timeout=None) as blocking:
+        async with httpx.AsyncClient(transport=transport, timeout=None) as asynchronous:
+            yield ChatOpenAI(
+                model=config.model_name,
+                api_key=SecretStr(API_KEY),
+                base_url=BASE_URL,
+                max_retries=0,
+                stream_usage=True,  # The toolkit's clients set this too: its evaluators count tokens.
+                http_async_client=asynchronous,
+                http_client=blocking,
+            )
 
-def _make_refusal(framework: LLMFrameworkEnum) -> Callable[..., AsyncIterator[Any]]:
-    """Make a client that refuses an unsupported framework with a clear error."""
-
-    async def refuse(config: EtudeModelConfig, _builder: Builder) -> AsyncIterator[Any]:
-        raise RequestError(
-            f"llms.{config.model_name} is trained, and the agent wants it for '{framework.value}'; "
-            "calls are recorded for agents that want it for 'langchain'"
-        )
-        yield  # This line makes the function a generator.
-
-    return refuse
-
-
-for _framework in LLMFrameworkEnum:
-    if _framework is not LLMFrameworkEnum.LANGCHAIN:
-        register_llm_client(config_type=EtudeModelConfig, wrapper_type=_framework)(_make_refusal(_framework))
 
 _USER = "nat_eval_user"
 """The user name in the toolkit's own evaluations."""

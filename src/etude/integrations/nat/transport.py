@@ -5,21 +5,16 @@ The agent is built once, and one HTTP client serves all of its episodes.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import httpx
-from pydantic import SecretStr
 from pydantic_core import from_json, to_json
 
 from etude.core.errors import EpisodeError
 from etude.rollout.episode import Episode
 from etude.store.journal import Journal
 from etude.wire.gateway import FUNCTION_HEADER, BlockingRecordingTransport, RecordingTransport, error_response
-
-if TYPE_CHECKING:
-    from langchain_core.language_models import BaseChatModel
 
 BASE_URL = "http://recorded.invalid/v1"
 API_KEY = "recorded"
@@ -56,28 +51,6 @@ class EpisodeTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
             lambda body: episode.answer(body, self._model), episode.loop.wait, episode.answers_given
         )
         return recording.handle_request(request)
-
-
-@asynccontextmanager
-async def langchain_model(model: str, running: Running) -> AsyncIterator[BaseChatModel]:
-    """Open LangChain's chat model for all episodes. The model's config sets the sampling parameters."""
-    from langchain_openai import ChatOpenAI
-
-    # The clients have no timeout, because the engine and the episode have their own limits.
-    transport = EpisodeTransport(model, running)
-    asynchronous = httpx.AsyncClient(transport=transport, timeout=None)
-    blocking = httpx.Client(transport=transport, timeout=None)
-    async with asynchronous:
-        with blocking:
-            yield ChatOpenAI(
-                model=model,
-                api_key=SecretStr(API_KEY),
-                base_url=BASE_URL,
-                max_retries=0,
-                stream_usage=True,  # The toolkit's clients set this too: its evaluators count tokens.
-                http_async_client=asynchronous,
-                http_client=blocking,
-            )
 
 
 def _refuse_request(request: httpx.Request, model: str) -> httpx.Response:

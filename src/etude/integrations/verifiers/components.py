@@ -24,7 +24,6 @@ from etude.integrations.verifiers.environment import (
     read_block,
     require_verifiers,
     role_configs,
-    score_names,
 )
 from etude.rollout.workflow import Workflow
 
@@ -47,8 +46,7 @@ class VerifiersWorkflowConfig(WorkflowConfig, name="verifiers"):
     """Set this to train each model on the reward of its own role in `models`. Otherwise, and for a model with
     several roles, the reward is the mean of all runs."""
     scores: list[str] = Field(default_factory=list)
-    """Names of more rewards and metrics of the environment to use as evaluators. With one agent, the tasks'
-    rewards and metrics are evaluators already."""
+    """Names of rewards and metrics of the environment to use as evaluators, beside the whole `reward`."""
     size: int | None = Field(default=None, ge=1)
     """The maximum number of training tasks. Default: all tasks, or 256 of an endless taskset."""
     held_out: int | None = Field(default=None, ge=0)
@@ -68,8 +66,6 @@ class VerifiersWorkflowConfig(WorkflowConfig, name="verifiers"):
         chosen = {"size": self.size, "held_out": self.held_out}
         shared: Entries = {"_type": "verifiers", **{k: v for k, v in chosen.items() if v is not None}}
         names = [REWARD, *self.scores]
-        if find_spec("verifiers") is not None:
-            names += score_names(read_block(self.environment))
         evaluators: dict[str, Entries] = {name: {"_type": "measured", "name": name} for name in names}
         players = Counter(self.models.values())
         own = {role: model for role, model in self.models.items() if players[model] == 1}

@@ -112,28 +112,6 @@ def open_environment(block: Block, models: Mapping[str, str]) -> Any:
         return vf.load_environment(config)
 
 
-def score_names(config: Any) -> list[str]:
-    """Return the names of the tasks' rewards and metrics, for an environment with one agent.
-
-    Scores that the environment records itself are known only after a play. Functions that return several
-    numbers are left out.
-    """
-    import verifiers.v1 as vf
-    from verifiers.v1.utils.decorators import discover_decorated
-    from verifiers.v1.utils.loaders import environment_class
-
-    if environment_class(config.taskset.id, config.id) is not vf.SingleAgentEnv:
-        return []
-    # `discover_decorated` needs an object. A real task would need data, which is not loaded yet.
-    task = object.__new__(vf.task_type(config.taskset.id))
-    functions = [fn for kind in ("reward", "metric") for fn in discover_decorated(task, kind)]
-    gives = {fn.__name__: str(getattr(fn, "__annotations__", {}).get("return", "")) for fn in functions}
-    names = [name for name, what in gives.items() if not re.search("dict|mapping", what, re.IGNORECASE)]
-    plugged = config.taskset.task
-    names += [*plugged.rewards, *plugged.metrics, *(judge.name or judge.id for judge in plugged.judges)]
-    return list(dict.fromkeys(names))
-
-
 Split = Literal["train", "validation", "all"]
 
 ENDLESS = 256
@@ -300,14 +278,8 @@ def find_scores(traces: Sequence[Any]) -> list[Score]:
     ]
 
 
-REMEDIES = {
-    "SandboxError": "is the runtime of the agent there, and does its image run?",
-    "TunnelError": "remote runtimes reach this machine by a tunnel, which needs a network and PRIME_API_KEY",
-    "InterceptionError": "the agent's program lost its connection here; is its runtime still there?",
-    "ToolsetError": "a tool server of the environment did not start; try `vf-debug` with this taskset",
-    "HarnessError": "the program that plays the agent failed; is what it needs installed in its runtime?",
-}
-"""Hints for verifiers' errors that neither the agent nor the environment's code caused, by error name."""
+_AWAY = {"SandboxError", "TunnelError", "InterceptionError", "ToolsetError", "HarnessError"}
+"""verifiers' errors that neither the agent nor the environment's code caused."""
 
 _BY_CALLS = {"ProviderError", "HarnessError", "InterceptionError"}
 """verifiers' errors that a failed model call leads to."""
@@ -354,6 +326,4 @@ def episode_error(
     ]
     place = own[-1] if own else ""
     message = f"{place}'{environment}', task {task!r}, {whose}: {first.type}: {first.message}"
-    if first.type in REMEDIES:
-        return EnvironmentAway(f"{message} ({REMEDIES[first.type]})")
-    return EpisodeError(message)
+    return EnvironmentAway(message) if first.type in _AWAY else EpisodeError(message)
