@@ -57,11 +57,11 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 57_110,
+    "lines of source": 57_036,
     "modules": 273,
-    "lines of tests": 46_216,
+    "lines of tests": 46_199,
     "benchmark files": 12,
-    "config keys": 315,
+    "config keys": 314,
 }
 """Of the whole, as `make size` counts it. These numbers are only ever lowered."""
 
