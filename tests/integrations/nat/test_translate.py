@@ -1,4 +1,4 @@
-"""What the toolkit's config becomes, and clients that serve every episode of its agent."""
+"""The run that `nat finetune` asks for, and clients that serve every episode of its agent."""
 
 from __future__ import annotations
 
