@@ -156,7 +156,7 @@ def test_our_json_is_what_the_classes_of_art_write():
     assert question == theirs_question
     assert {**theirs_choice, "message": {**theirs_choice["message"], **choice["message"]}} == theirs_choice
     assert choice["logprobs"] == theirs_choice["logprobs"]
-    assert {key: value for key, value in theirs.items() if trajectory.get(key, "missing") != value} == {}
+    assert {key: value for key, value in theirs.items() if trajectory.get(key, value) != value} == {}
 
 
 def test_our_model_is_what_their_client_sends():

@@ -64,7 +64,11 @@ class OpponentPool(Engine):
 
     async def complete(self, request: ChatRequest) -> Completion:
         """Sample from the version drawn for the request's episode."""
-        version = await self.draw_version(request.conversation)
+        episode, version = request.conversation, self.outside
+        if (match := _PHASE.match(episode)) is not None:
+            versions = await self._pool(match[0])
+            drawn = generator(self._seed, "opponents", self.name, episode)
+            version = drawn.choice(versions) if versions else None
         number = 0 if version is None else version.number
         async with self._locks[f"engine {number}"]:
             if number not in self._engines:
@@ -83,13 +87,7 @@ class OpponentPool(Engine):
         engines, self._engines = self._engines, {}
         await asyncio.gather(*(engine.close() for engine in engines.values()))
 
-    async def draw_version(self, episode: str) -> ModelVersion | None:
-        """Return the version that plays in an episode; None is the model as configured."""
-        match = _PHASE.match(episode)
-        if match is None:
-            return self.outside
-        phase = match[0]
-
+    async def _pool(self, phase: str) -> list[ModelVersion]:
         async def members() -> list[Any]:
             return [version.model_dump(mode="json") for version in self.members(phase)]
 
@@ -98,9 +96,7 @@ class OpponentPool(Engine):
                 key = f"opponents/{self.name}/{phase}"
                 stored = [] if self._journal is None else await self._journal.step(key, members)
                 self._pools[phase] = [ModelVersion.model_validate(version) for version in stored]
-        if not (versions := self._pools[phase]):
-            return None
-        return generator(self._seed, "opponents", self.name, episode).choice(versions)
+        return self._pools[phase]
 
     def members(self, phase: str = "train") -> list[ModelVersion]:
         """Return the versions that can be drawn in a phase that starts now, oldest first."""

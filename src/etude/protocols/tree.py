@@ -111,10 +111,6 @@ class EpisodeTree:
             path.append(self.nodes[path[-1].parent])
         return path[::-1]
 
-    def total(self, leaf: Node, agent: str) -> float:
-        """Return the sum of an agent's rewards on the path to a leaf."""
-        return math.fsum(node.rewards.get(agent, 0.0) for node in self.path(leaf))
-
     def value(self, node: Node | None, agent: str) -> float:
         """Return a node's value for an agent: the node's reward plus the mean of its children's values.
 

@@ -27,7 +27,7 @@ from etude.protocols.branching import FinalAnswer, Play, Question, Width, Widths
 from etude.protocols.catalog import PROTOCOLS
 from etude.protocols.protocol import Protocol, Turn
 from etude.protocols.scenario import Malformed, Move, Scenario
-from etude.protocols.tree import EpisodeTree, Rejected, sign
+from etude.protocols.tree import EpisodeTree, Node, Rejected, sign
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.episode import Episode
 from etude.rollout.evaluator import scored
@@ -325,13 +325,13 @@ def accuracy(tree: EpisodeTree) -> float:
 
     Each of the k answers to a turn that was sampled k times has probability 1 / k.
     """
-    chances: dict[int | None, float] = {None: 1.0}
-    for node in tree.nodes:
-        parent = None if node.parent is None else tree.nodes[node.parent]
-        chances[node.id] = chances[node.parent] / len(tree.children(parent))
-    right = (chances[leaf.id] for leaf in tree.leaves() if (leaf.verdict or 0.0) * sign(tree.truth) > 0)
-    # Rounding can lift the sum above 1, for example with thirds.
-    return min(1.0, math.fsum(right))
+
+    def right(node: Node | None) -> float:
+        if children := tree.children(node):
+            return math.fsum(map(right, children)) / len(children)
+        return float(node is not None and (node.verdict or 0.0) * sign(tree.truth) > 0)
+
+    return right(None)
 
 
 class VerdictAccuracy(Evaluator):

@@ -75,28 +75,21 @@ class ArtModel(BaseModel):
 
 
 class ArtTrajectory(BaseModel):
-    """ART's `Trajectory`: the messages of an episode, and its reward."""
+    """ART's `Trajectory`: the messages of an episode, and its reward. ART has defaults for other fields."""
 
     messages_and_choices: list[Json] = Field(default_factory=list)
     """Messages, and the choices that the model sampled among them."""
     tools: list[Tool] | None = None
-    additional_histories: list[Any] = Field(default_factory=list)
     reward: FiniteFloat = 0.0
     initial_policy_version: int | None = None
     final_policy_version: int | None = None
-    metrics: Json = Field(default_factory=dict)
     metadata: Json = Field(default_factory=dict)
-    logs: list[str] = Field(default_factory=list)
 
 
 class ArtGroup(BaseModel):
     """ART's `TrajectoryGroup`: the trajectories of one example."""
 
     trajectories: list[ArtTrajectory] = Field(default_factory=list)
-    exceptions: list[Any] = Field(default_factory=list)
-    metadata: Json = Field(default_factory=dict)
-    metrics: Json = Field(default_factory=dict)
-    logs: list[str] = Field(default_factory=list)
 
 
 def to_art_groups(collection: TrajectoryCollection) -> ArtGroups:
