@@ -57,11 +57,11 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 57_036,
+    "lines of source": 57_003,
     "modules": 273,
-    "lines of tests": 46_199,
+    "lines of tests": 46_176,
     "benchmark files": 12,
-    "config keys": 314,
+    "config keys": 313,
 }
 """Of the whole, as `make size` counts it. These numbers are only ever lowered."""
 

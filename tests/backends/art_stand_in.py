@@ -63,7 +63,7 @@ class StandIn:
 
     def __init__(self, *, release: str = "0.5") -> None:
         self.release = release
-        """0.4 serves the model by its bare name, and cannot delete checkpoints by their step."""
+        """0.4 serves the model by its bare name."""
         self.url = ""
         self.steps: Counter[str] = Counter()
         self.models: dict[str, dict[str, Any]] = {}
@@ -71,7 +71,6 @@ class StandIn:
         """The bodies of the train requests."""
         self.sampled: Counter[str] = Counter()
         """Chat completions by the model that was asked."""
-        self.kept: list[list[int]] = []
         self.requests: list[str] = []
         self.well = True
         self.training = "well"
@@ -97,8 +96,6 @@ class StandIn:
         app.post("/_get_step")(self._get_step)
         app.post("/_prepare_backend_for_training")(self._prepare)
         app.post("/_train_model")(self._train)
-        if self.release == "0.5":
-            app.post("/_delete_checkpoint_files")(self._delete)
         app.get("/v1/models")(self._list)
         app.post("/v1/chat/completions")(self._complete)
         return app
@@ -132,9 +129,6 @@ class StandIn:
 
     async def _prepare(self, model: Model, config: dict[str, Any] | None = Body(None)) -> tuple[str, str]:  # noqa: B008
         return f"{self.url}/v1", "default"
-
-    async def _delete(self, model: Model = Body(...), steps_to_keep: list[int] = Body(...)) -> None:  # noqa: B008
-        self.kept.append(steps_to_keep)
 
     async def _train(self, request: Request) -> Response:
         body = await request.json()

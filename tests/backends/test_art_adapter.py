@@ -119,8 +119,6 @@ async def test_a_server_of_0_4_serves_the_bare_name(server, backend, tmp_path, a
         assert (status.version.location, status.version.number) == ("agent", 1)
         old.training = "nothing"  # It says nothing of a batch that it skips.
         assert "without training" in (await trained(adapter, "next")).message
-        with pytest.raises(ArtError, match="/_delete_checkpoint_files with HTTP 404"):
-            await backend(delete_old_checkpoints=True)
 
 
 async def test_a_server_that_was_trained_before_goes_on_from_its_step(server, backend):
@@ -266,17 +264,6 @@ async def test_a_run_goes_on_only_where_it_left_the_model(server, backend):
     server.steps["agent"] = 0
     with pytest.raises(TrainingError, match="left it at step 1"):
         await adapter.restore(newest)
-
-
-async def test_checkpoints_are_deleted_only_where_that_was_asked_for(server, backend):
-    adapter = await backend()
-    await adapter.prune([])
-    assert server.kept == []
-    adapter = await backend(delete_old_checkpoints=True)
-    status = await trained(adapter)
-    assert status.status is TrainingStatusEnum.COMPLETED
-    await adapter.prune([])
-    assert server.kept == [[0], [1]]
 
 
 @pytest.fixture

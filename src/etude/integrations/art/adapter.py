@@ -1,7 +1,7 @@
 """The OpenPipe ART backend: a job is a stream from an ART server, and a version is a step of its model."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -96,17 +96,13 @@ class ARTTrainerAdapter(TrainerAdapter):
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Register and load the model, recover earlier jobs, and sample from the run's base version.
 
-        Raises ArtError if a server fails, or cannot delete checkpoints as configured.
+        Raises ArtError if a server fails.
         """
         await super().initialize(run_config)
         jobs = self._jobs = ArtJobs.read(self._jobs_file)
         await self.remote_backend.check_health()
         await self.remote_backend.register()
         address = await self.remote_backend.prepare()
-        if self.adapter_config.backend.delete_old_checkpoints:
-            # This deletes nothing. It finds a server that cannot delete before anything is sampled.
-            step = await self.remote_backend.step()
-            await self.remote_backend.keep_checkpoints(list(range(step + 1)))
         for name, job in list(jobs.jobs.items()):
             if not job.status.is_final:
                 await self._recover(name, job, RECOVER_SECONDS)
@@ -212,13 +208,6 @@ class ARTTrainerAdapter(TrainerAdapter):
             f"and this run left it at step {version.number}: something else trained it, or its checkpoints "
             "were deleted. Start a new run, with another 'backend.name'"
         )
-
-    async def prune(self, keep: Collection[ModelVersion]) -> None:
-        """Delete all other checkpoints on the server, if the config asks for it."""
-        if self.adapter_config.backend.delete_old_checkpoints:
-            await self.remote_backend.keep_checkpoints(
-                sorted({version.number for version in keep} | {await self.remote_backend.step()})
-            )
 
     async def cancel(self, ref: TrainingJobRef) -> None:
         """Close the job's stream, which stops the server's training."""

@@ -324,11 +324,6 @@ class ArtClient(_JsonClient):
         """Return the model's step: the number of jobs that have trained it."""
         return await self._json(_STEP, "POST", "/_get_step", self._model)
 
-    async def keep_checkpoints(self, steps: list[int]) -> None:
-        """Delete all other checkpoints. ART 0.4 cannot."""
-        body = {"model": self._model, "steps_to_keep": steps}
-        await self._json(_ANY, "POST", "/_delete_checkpoint_files", body)
-
     async def train(self, groups: list[Json]) -> AsyncIterator[dict[str, float]]:
         """Train on the groups, and yield the metrics of each gradient step as it happens.
 

@@ -28,8 +28,6 @@ class ArtBackendConfig(BaseModel, extra="forbid"):
     api_key: SecretStr = SecretStr("default")
     """The key for the training server. The inference endpoint gets it too if the model's entry in `llms` has
     none."""
-    delete_old_checkpoints: bool = False
-    """Set this to delete checkpoints that the trainer does not keep (`keep_checkpoints`). ART 0.4 cannot."""
     init_args: dict[str, Any] | None = None
     """ART's `InitArgs`: options for loading the model at the server."""
     engine_args: dict[str, Any] | None = None
