@@ -37,7 +37,7 @@ class Model:
     def __init__(self, name, tokenizer, folder, journal):
         self.name, self.seed = name, len(name)
         self.policy = build_policy(tokenizer, self.seed, SHAPE)
-        self.engine = EmbeddedEngine(self.policy)
+        self.engine = EmbeddedEngine(self.policy, max_tokens=4)
         config = LocalAdapterConfig(learning_rate=0.05, passes=3)
         self.adapter = LocalAdapter(config, self.policy, folder / name, self.seed)
         self.jobs = ModelJobs("policy", self.adapter, self.engine, ModelLog(journal, name))
@@ -89,18 +89,10 @@ async def train(models, job):
 
 async def record_plays(model, folder, *numbers, **settings):
     """The episodes of plays in which the model answers in a few tokens."""
-    short = {agent: {"max_tokens": 4} for agent in adp().agents}
     with Journal(folder / "plays.db") as journal:
         return [
             await play_record(
-                adp(),
-                model.engine,
-                journal,
-                id=f"train/1/e/{n}",
-                generation=n,
-                retries=0,
-                sampling=short,
-                **settings,
+                adp(), model.engine, journal, id=f"train/1/e/{n}", generation=n, retries=0, **settings
             )
             for n in numbers
         ]

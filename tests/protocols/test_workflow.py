@@ -107,8 +107,6 @@ async def test_a_config_plays_and_scores(journal: Journal) -> None:
         ({"scenario": "code"}, "there is no scenario 'code'"),
         ({"scenario": "wordgame:Half"}, "has no method 'parse'; it needs render, parse, truth, stance"),
         ({"policies": {"prover": "weak"}}, "the agent 'verifier' has no model"),
-        ({"sampling": {"prover": {"temprature": 1}}}, "'temprature' is not a sampling parameter"),
-        ({"sampling": {"prover": {"top_k": 5}}}, "'top_k' is not one of"),
         ({"widths": 10}, "can take 110 calls, and eval.general.max_calls is 60"),
     ],
 )

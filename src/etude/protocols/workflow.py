@@ -6,7 +6,7 @@ import math
 import tempfile
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeAlias
 
@@ -35,11 +35,9 @@ from etude.rollout.reply import Reply
 from etude.rollout.tools import gather_results
 from etude.rollout.workflow import Workflow, as_workflow
 from etude.store.journal import Journal
-from etude.wire.sampling import change_sampling
 
 RETRIES = 3
 """The default number of retries for a malformed answer."""
-_OF_A_CALL = {"temperature", "top_p", "max_tokens", "stop", "seed"}
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,7 +45,7 @@ class ProtocolWorkflow:
     """A workflow that plays a protocol on an example; its output is the episode tree as JSON.
 
     Each agent's calls are recorded under the function with the agent's name. Raises RequestError for agents
-    that the protocol does not have, and for invalid policies, widths, retries or sampling.
+    that the protocol does not have, and for invalid policies, widths or retries.
     """
 
     protocol: Protocol
@@ -58,8 +56,6 @@ class ProtocolWorkflow:
     """The number of answers sampled for each turn."""
     retries: int = RETRIES
     """The number of times that the model is asked again after a malformed answer."""
-    sampling: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Sampling parameters by agent. They override the model's parameters."""
     seed: int = 0
     """The seed for a play's draws: the schedule, the stance and the order of channels."""
 
@@ -68,11 +64,10 @@ class ProtocolWorkflow:
         widths = Widths.of(self.widths)
         widths.check_agents(agents)
         object.__setattr__(self, "widths", widths)
-        for setting, by_agent in (("policies", self.policies), ("sampling", self.sampling)):
-            for agent in by_agent if isinstance(by_agent, Mapping) else ():
-                if agent not in agents:
-                    where = f"protocol '{self.protocol.name}' has no agent '{agent}'"
-                    raise RequestError(f"{setting}: {where}" + alternatives(agent, agents))
+        for agent in self.policies if isinstance(self.policies, Mapping) else ():
+            if agent not in agents:
+                where = f"policies: protocol '{self.protocol.name}' has no agent '{agent}'"
+                raise RequestError(where + alternatives(agent, agents))
         missing = [agent for agent in agents if self.models.get(agent, "") is None]
         if missing and isinstance(self.policies, Mapping):
             raise RequestError(f"policies: the agent '{missing[0]}' has no model; name an entry of `llms`")
@@ -80,10 +75,6 @@ class ProtocolWorkflow:
             raise RequestError(f"retries must be at least 0, found {self.retries}")
         if hasattr(self.scenario, "check_protocol"):
             self.scenario.check_protocol(self.protocol)
-        for agent, changes in self.sampling.items():
-            change_sampling(Sampling(), changes)
-            if unknown := changes.keys() - _OF_A_CALL:
-                raise RequestError(f"sampling of '{agent}': '{min(unknown)}' is not one of {_OF_A_CALL}")
 
     async def __call__(self, example: Example, episode: Episode) -> Any:
         """Play once. Raises as `Play` does, and RequestError if `episode.widths` names unknown agents."""
@@ -116,7 +107,6 @@ async def play(
     widths: Widths | Width | Mapping[str, Width] = 1,
     retries: int = RETRIES,
     seed: int = 0,
-    sampling: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> EpisodeTree:
     """Play a protocol on one example, each agent with its engine. Nothing is stored.
 
@@ -128,7 +118,7 @@ async def play(
     if missing:
         raise RequestError(f"policies: the agent '{missing[0]}' of '{protocol.name}' has no engine")
     names = {agent: agent for agent in policies}
-    workflow = as_workflow(ProtocolWorkflow(protocol, scenario, names, widths, retries, sampling or {}, seed))
+    workflow = as_workflow(ProtocolWorkflow(protocol, scenario, names, widths, retries, seed))
     limits = Limits(max_concurrency=1, timeout=None, max_calls=None)
     with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "play.db") as journal:
         models = {agent: Sampling() for agent in policies}
@@ -172,12 +162,11 @@ class _Asker:
 
     async def _chat(self, question: Question) -> tuple[int, Reply]:
         agent = question.turn.agent
-        sampling = self._workflow.sampling.get(agent, {})
         # Nothing is awaited before the recorder counts this call, so both counts stay equal.
         call = self._calls
         self._calls += 1
         with self._episode.function(agent):
-            return call, await self._episode.chat(question.prompt, model=self._models.get(agent), **sampling)
+            return call, await self._episode.chat(question.prompt, model=self._models.get(agent))
 
     def _parse_answer(self, text: str, turn: Turn) -> Move | Malformed:
         act = self._workflow.scenario.parse(text, turn)
@@ -275,8 +264,6 @@ class ProtocolWorkflowConfig(WorkflowConfig, name="protocol"):
     """Answers sampled for each turn: a number, a list by round, or either by agent. 1 is a plain rollout."""
     retries: int = Field(default=RETRIES, ge=0)
     """How often to ask again after a malformed answer."""
-    sampling: Annotated[dict[str, dict[str, Any]], ReferenceTo("agents")] = Field(default_factory=dict)
-    """Sampling parameters by agent, such as `{prover: {max_tokens: 200}}`."""
 
     def agents(self) -> Mapping[str, str | None]:
         """Return the protocol's agents with their models. Raises RequestError when it cannot be made."""
@@ -302,7 +289,6 @@ async def protocol_workflow(config: ProtocolWorkflowConfig, builder: Builder) ->
         models | config.policies if config.policies else config.policy,
         widths,
         retries=config.retries,
-        sampling=config.sampling,
         seed=builder.config.finetuning.seed,
     )
     yield Workflow(protocol.name, workflow)
