@@ -57,11 +57,11 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 57_003,
+    "lines of source": 56_975,
     "modules": 273,
-    "lines of tests": 46_176,
+    "lines of tests": 46_163,
     "benchmark files": 12,
-    "config keys": 313,
+    "config keys": 312,
 }
 """Of the whole, as `make size` counts it. These numbers are only ever lowered."""
 

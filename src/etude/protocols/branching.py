@@ -16,9 +16,9 @@ from etude.core.episode import Example
 from etude.core.errors import EpisodeError, RequestError, alternatives
 from etude.core.keys import fold
 from etude.core.message import Message
-from etude.protocols.protocol import Protocol, Round, Turn, resolve
+from etude.protocols.protocol import Outcome, Protocol, Round, Turn
 from etude.protocols.scenario import Malformed, Move, Scenario, agent_log, answer_for
-from etude.protocols.tree import VERDICTS, EpisodeTree, Node, Rejected, Verdict
+from etude.protocols.tree import ACCEPT, REJECT, VERDICTS, EpisodeTree, Node, Rejected, Verdict, sign
 
 _TOLERANCE = 1e-9
 _PAYOFF = TypeAdapter(dict[str, FiniteFloat])
@@ -210,7 +210,22 @@ class Play:
     def _add_rewards(self, path: tuple[Node, ...], number: int, turns: Round) -> tuple[Node, ...]:
         """Add the round's rewards to the last node. Return the path, or an empty one if the play is over."""
         protocol, last = self.protocol, number == len(self._schedule) - 1
-        outcome = resolve(protocol, turns, path, self._truth, self._stance, last=last)
+        answers = path[-len(turns) :]
+        invalid = frozenset(answer.agent for answer in answers if answer.malformed is not None)
+        cut_short = any(protocol.agents[agent].must_be_valid for agent in invalid)
+        decision = next((answer.decision for answer in answers if answer.decision is not None), None)
+        if protocol.forced is not None and (decision is not None or last):
+            verdicts: Mapping[str, Verdict] = {"accept": ACCEPT, "reject": REJECT, "truth": self._truth}
+            decision = float(sign(verdicts[protocol.forced]))
+        outcome = Outcome(
+            truth=self._truth,
+            stance=self._stance,
+            over=last or decision is not None or cut_short,
+            decider=next((turn.agent for turn in turns if protocol.agents[turn.agent].may_decide), None),
+            decision=decision,
+            invalid=invalid,
+            log=path,
+        )
         where = f"protocol '{protocol.name}': in round {number}, "
         with user_code(EpisodeError, f"{where}the payoff"):
             earned = _PAYOFF.validate_python(protocol.payoff(outcome))
@@ -220,7 +235,6 @@ class Play:
                 raise EpisodeError(f"{where}there is a payoff for '{agent}', which is not an agent{other}")
         node = replace(path[-1], rewards={agent: value for agent, value in earned.items() if value})
         if outcome.over:
-            cut_short = any(protocol.agents[agent].must_be_valid for agent in outcome.invalid)
             undecided = "invalid" if cut_short else "undecided"
             ending = undecided if outcome.decision is None else "decided"
             node = replace(node, ending=ending, verdict=outcome.decision)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Literal, TypeAlias
 
 from etude.core.errors import RequestError, alternatives
-from etude.protocols.tree import ACCEPT, REJECT, Node, Verdict, sign
+from etude.protocols.tree import ACCEPT, Node, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,35 +235,6 @@ class Protocol:
     def label(self, agent: str) -> str:
         """Return the agent's name as it appears in the prompts of others."""
         return self.agents[agent].label or agent
-
-    def find_stance(self, agent: str, stance: Verdict) -> Verdict | None:
-        """Return the verdict that the agent argues for on an example with the given stance."""
-        own = self.agents[agent].stance
-        return stance if own == "example" else own
-
-
-def resolve(
-    protocol: Protocol, turns: Round, log: tuple[Node, ...], truth: Verdict, stance: Verdict, *, last: bool
-) -> Outcome:
-    """Return the outcome of a round that has been played.
-
-    `log` ends with the round's answers, in the order of its turns. `last` says that no round follows.
-    """
-    answers = log[-len(turns) :]
-    invalid = frozenset(answer.agent for answer in answers if answer.malformed is not None)
-    decision = next((answer.decision for answer in answers if answer.decision is not None), None)
-    if protocol.forced is not None and (decision is not None or last):
-        decision = float(sign({"accept": ACCEPT, "reject": REJECT, "truth": truth}[protocol.forced]))
-    cut_short = any(protocol.agents[agent].must_be_valid for agent in invalid)
-    return Outcome(
-        truth=truth,
-        stance=stance,
-        over=last or decision is not None or cut_short,
-        decider=next((turn.agent for turn in turns if protocol.agents[turn.agent].may_decide), None),
-        decision=decision,
-        invalid=invalid,
-        log=log,
-    )
 
 
 def _faults(protocol: Protocol) -> Iterator[str]:

@@ -65,12 +65,13 @@ def agent_log(
                 for node in answers
                 if node.agent in writers
             ]
+    own = protocol.agents[agent].stance
     own_turns = [any(turn.agent == agent for turn in turns) for turns in schedule]
     return Log(
         protocol=protocol,
         round=number,
         lines=tuple(lines),
-        stance=protocol.find_stance(agent, stance),
+        stance=stance if own == "example" else own,
         turns_left=sum(own_turns[number + 1 :]),
         own_turns=sum(own_turns),
     )
