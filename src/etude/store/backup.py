@@ -109,8 +109,11 @@ class Address:
         self._system.mv(f"{path}.part", path)
 
     def download(self, name: str, target: Path) -> None:
-        """Download an object to a file. Raises FileNotFoundError."""
-        self._system.get_file(f"{self._path}/{name}", str(target))
+        """Download an object to a file. Raises StoreError if it is missing."""
+        try:
+            self._system.get_file(f"{self._path}/{name}", str(target))
+        except FileNotFoundError as error:
+            raise StoreError(f"{self.text}/{name} is missing; nothing was restored") from error
 
     def delete(self, name: str) -> None:
         """Delete an object. Raises FileNotFoundError."""
@@ -236,7 +239,14 @@ class Copies:
             database, facts, archive = stage / DATABASE, stage / FACTS, stage / ARCHIVE
             sizes = {name: size for name, (_, size, _) in files.items()}
             facts.write_text(json.dumps({"taken": time.time(), "files": sizes}), encoding="utf-8")
-            copy_journal(self._run, database)
+            try:
+                with (
+                    closing(open_database(self._run / DATABASE, read_only=True)) as journal,
+                    closing(sqlite3.connect(database)) as copy,
+                ):
+                    journal.backup(copy)  # As of one commit, even while it is written.
+            except sqlite3.Error as error:
+                raise store_error(self._run / DATABASE, error) from error
             members = {DATABASE: database, FACTS: facts}
             members |= {name: self._run / name for name in files if not _WRITTEN_ONCE.match(name)}
             # Of a link its target is copied: a restored run must need no other place.
@@ -257,18 +267,6 @@ class Copies:
     def note(self, **facts: Any) -> None:
         """Write the state of the backup into the run folder. Raises StoreError."""
         _write_status(self._run, address=self.address.text, head=self._head, **facts)
-
-
-def copy_journal(run: Path, target: Path) -> None:
-    """Copy the journal of a run as of one commit, even while it is written. Raises StoreError."""
-    try:
-        with (
-            closing(open_database(run / DATABASE, read_only=True)) as journal,
-            closing(sqlite3.connect(target)) as copy,
-        ):
-            journal.backup(copy)
-    except sqlite3.Error as error:
-        raise store_error(run / DATABASE, error) from error
 
 
 def list_run_files(folder: Path) -> dict[str, Identity]:
@@ -451,7 +449,7 @@ def _fill_draft(draft: Path, address: Address) -> float:
     """Fill a new folder with the copy at an address; return when it was taken. Raises StoreError."""
     draft.mkdir()
     archive = draft / ARCHIVE
-    _download(address, ARCHIVE, archive)
+    address.download(ARCHIVE, archive)
     try:
         with tarfile.open(archive) as packed:
             packed.extractall(draft, filter="data")
@@ -466,17 +464,10 @@ def _fill_draft(draft: Path, address: Address) -> float:
             if ".." in target.parts or not target.is_relative_to(draft):
                 raise StoreError(f"{address.text} has a file outside of the run: {name}")
             target.parent.mkdir(parents=True, exist_ok=True)
-            _download(address, f"{FILES}/{name}", target)
+            address.download(f"{FILES}/{name}", target)
         if target.stat().st_size != expected:
             raise StoreError(
                 f"{address.text}/{FILES}/{name} is damaged: it has {target.stat().st_size} bytes in place of "
                 f"{expected}; nothing was restored"
             )
     return float(facts["taken"])
-
-
-def _download(address: Address, name: str, target: Path) -> None:
-    try:
-        address.download(name, target)
-    except FileNotFoundError as error:
-        raise StoreError(f"{address.text}/{name} is missing; nothing was restored") from error

@@ -149,13 +149,6 @@ def journal_damage(connection: sqlite3.Connection) -> list[str]:
     return damage
 
 
-def require_whole(path: Path, connection: sqlite3.Connection) -> None:
-    """Raise StoreError if the journal at `path` is damaged, saying how and what to do."""
-    damage = journal_damage(connection)
-    if damage:
-        raise StoreError(f"{path} is damaged: {'; '.join(damage)}; {TO_MEND}")
-
-
 def store_error(path: Path, error: BaseException) -> StoreError:
     """Return SQLite's error in words: what happened to which file, and what to do."""
     name = getattr(error, "sqlite_errorname", "") or ""

@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from etude.core.errors import StoreError
-from etude.store.database import Operation, Waiter, Write, Writer, open_database, require_whole, store_error
+from etude.store.database import (
+    TO_MEND,
+    Operation,
+    Waiter,
+    Write,
+    Writer,
+    journal_damage,
+    open_database,
+    store_error,
+)
 
 Json: TypeAlias = Any
 """A value that survives `json.dumps` and `json.loads`."""
@@ -80,12 +89,9 @@ class Journal:
         """Open or create the journal. One opened for writing is verified first. Raises StoreError."""
         self.path = Path(path)
         self._reader = open_database(self.path, read_only=read_only)
-        if not read_only:
-            try:
-                require_whole(self.path, self._reader)
-            except StoreError:
-                self._reader.close()
-                raise
+        if not read_only and (damage := journal_damage(self._reader)):
+            self._reader.close()
+            raise StoreError(f"{self.path} is damaged: {'; '.join(damage)}; {TO_MEND}")
         self._reader_lock = threading.Lock()
         self.writer = None if read_only else Writer(self.path)
         """The thread that writes, with its counts. None if the journal is only read."""

@@ -174,9 +174,6 @@ class Query:
     texts: tuple[str, ...] = ()
     """Texts that an episode must all contain, whatever the case."""
 
-    def __bool__(self) -> bool:
-        return bool(self.tests or self.texts)
-
     def fits(self, episode: EpisodeOutline) -> bool:
         """Return whether an episode matches."""
         if not all(bool(test(episode)) is wanted for test, wanted in self.tests):

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -112,8 +112,8 @@ def url(*parts: object, **query: object) -> str:
 
 
 def data(value: Any) -> str:
-    """Return a value as JSON for an attribute, which the template escapes."""
-    return json.dumps(finite(value), separators=(",", ":"), allow_nan=False)
+    """Return a dataclass as JSON for an attribute, which the template escapes."""
+    return json.dumps(finite(asdict(value)), separators=(",", ":"), allow_nan=False)
 
 
 def shown(value: Any) -> str:

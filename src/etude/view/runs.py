@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -149,10 +149,6 @@ class Chart:
             if (known := [value for value in line.values if value is not None])
         ]
         return f"{self.title} over epochs. " + "; ".join(ends)
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the chart for the script that draws it."""
-        return asdict(self)
 
 
 def list_charts(history: History) -> dict[str, list[Chart]]:
