@@ -18,7 +18,6 @@ class ProgressSums(Progress):
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, display: Progress | None = None) -> None:
         """Pass each event on to `display`."""
-        self.display = display
         self.clock = clock
         self.started = clock()
         self.run_id = ""
@@ -26,6 +25,7 @@ class ProgressSums(Progress):
         """Counts from 1; None before the first epoch."""
         self.num_epochs = 0
         ProgressSums.phase(self, "starting")
+        self.display = display  # After the first phase, which is no event of a run.
         self._last_reward: float | None = None
         """The average reward of the last epoch."""
         self.skip_reason = ""
