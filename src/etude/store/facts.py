@@ -197,13 +197,12 @@ def find_run(text: str, root: Path) -> Path:
                 f"Start it again: etude train CONFIG --name {shlex.quote(path.name)}"
             )
     names = [run.name for run in list_runs(root)]
-    close = nearest(Path(text).name, names)
-    if close:
-        hint = f"; did you mean '{close}'?"
-    elif names:
-        hint = f"; the latest in {root} are: {', '.join(names[:5])}"
-    else:
-        hint = f", and there are no runs in {root}; name another folder with --output-dir"
+    hint = f", and there are no runs in {root}; name another folder with --output-dir"
+    if names:
+        close = nearest(Path(text).name, names)
+        hint = (
+            f"; did you mean '{close}'?" if close else f"; the latest in {root} are: {', '.join(names[:5])}"
+        )
     raise RequestError(f"there is no run '{text}'{hint}")
 
 
