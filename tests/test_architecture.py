@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 56_975,
+    "lines of source": 56_957,
     "modules": 273,
-    "lines of tests": 46_163,
+    "lines of tests": 46_151,
     "benchmark files": 12,
     "config keys": 312,
 }

@@ -175,7 +175,7 @@ class Judge:
         ({"name": Path("p")}, "name is a text, found PosixPath"),
         ({"algorithm": 5}, "algorithm is a name, a config or a dict"),
         ({"progress": 5}, "progress is True, False or"),
-        ({"reward": Judge}, r"Judge is a class .* give an instance: Judge\(…\)"),
+        ({"reward": Judge}, r"Judge'> is not an evaluator; use a function or an instance"),
         ({"epochs": 1, "num_epochs": 2}, "'epochs' and 'num_epochs' are the same"),
         ({"overrides": "a.b=1"}, "-o a: an override is written"),
     ],
