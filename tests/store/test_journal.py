@@ -217,6 +217,9 @@ def test_what_is_no_journal_says_so(tmp_path: Path) -> None:
         Journal(tmp_path / "run.db", read_only=True)
     with pytest.raises(StoreError, match="cannot be opened; check that its folder exists"):
         Journal(tmp_path / "nowhere" / "run.db")
+    (tmp_path / "empty.db").touch()
+    with pytest.raises(StoreError, match=r"empty\.db is empty: nothing was stored in it"):
+        Journal(tmp_path / "empty.db", read_only=True)
     (tmp_path / "run.db").write_bytes(b"this is not a database at all, only text" * 30)
     with pytest.raises(StoreError, match=r"run\.db: the file is not a journal"):
         Journal(tmp_path / "run.db")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -11,8 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from etude.config.document import value_at
-from etude.core.episode import cut_off_share
-from etude.core.history import Entry, EpochEntry, History, Score
+from etude.core.history import Entry, History, Score
 from etude.engines.bill import load_bill
 from etude.store.episodes import list_phases, phase_epoch
 from etude.store.facts import RunFacts, imported_lines
@@ -116,8 +115,8 @@ def _facts(facts: RunFacts) -> list[tuple[str, str]]:
 Value: TypeAlias = float | None
 Bounds: TypeAlias = tuple[Value, Value, Value]
 """A number and its interval; each may be unknown."""
-Source: TypeAlias = str | Callable[[EpochEntry], Any]
-"""The dotted path of a metric, or a function that returns a number for an epoch."""
+Source: TypeAlias = str | tuple[str, str]
+"""The dotted path of a metric, or of two whose ratio is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +169,6 @@ def list_charts(history: History) -> dict[str, list[Chart]]:
     return {name: charts for name, charts in drawn.items() if charts}
 
 
-def _share(name: str, of: str) -> Callable[[EpochEntry], Value]:
-    def share(entry: EpochEntry) -> Value:
-        part, whole = entry.metrics.get(name), entry.metrics.get(of)
-        return None if part is None or not whole else float(part) / whole
-
-    return share
-
-
 _LEARNING: tuple[tuple[str, Source, str], ...] = (
     ("loss", "training.loss", "of the job's steps, on average"),
     ("KL to the reference", "training.reference_kl", "nats per token"),
@@ -191,12 +182,12 @@ _LEARNING: tuple[tuple[str, Source, str], ...] = (
 _SAMPLING: tuple[tuple[str, Source, str], ...] = (
     ("entropy", "sampled_entropy", "nats per sampled token"),
     ("length of answers", "answer_tokens", "tokens"),
-    ("cut off", lambda entry: cut_off_share(entry.metrics.get("calls") or {}), "share of the answers"),
-    ("drift", _share("drifted", "branches"), "share of the branches that a template began"),
+    ("cut off", "cut_off_share", "share of the answers"),
+    ("drift", ("drifted", "branches"), "share of the branches that a template began"),
     ("trained on", "filtered_trajectories", "trajectories"),
 )
 _SPEED: tuple[tuple[str, Source, str], ...] = (
-    ("sampled tokens per second", _share("completion_tokens", "collecting_seconds"), ""),
+    ("sampled tokens per second", ("completion_tokens", "collecting_seconds"), ""),
     ("trained tokens per second", "training.tokens_per_s", ""),
     ("seconds of collecting", "collecting_seconds", ""),
     ("seconds of training", "training_seconds", ""),
@@ -206,10 +197,15 @@ _SPEED: tuple[tuple[str, Source, str], ...] = (
 def _metric(history: History, title: str, source: Source, note: str) -> Chart:
     known: dict[int, Bounds] = {}
     for entry in history.epochs:
-        found = source(entry) if callable(source) else value_at(entry.metrics, tuple(source.split(".")))
+        paths = (source,) if isinstance(source, str) else source
+        values = [value_at(entry.metrics, tuple(path.split("."))) for path in paths]
         # A custom adapter may give any value, and only numbers are drawn.
-        if isinstance(found, int | float):
-            known[entry.epoch] = float(found), None, None
+        if not all(isinstance(value, int | float) for value in values):
+            continue
+        if len(values) == 1:
+            known[entry.epoch] = float(values[0]), None, None
+        elif values[1]:
+            known[entry.epoch] = values[0] / values[1], None, None
     return _chart(history, title, {title: known}, note)
 
 
