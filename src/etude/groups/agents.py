@@ -160,9 +160,24 @@ def dpo_data(positive: Steps, negative: Steps, model: str) -> list[list[Pair]]:
             )
         for step in (*chosen, *negative[agent]):
             _require_model(agent, [step.recorded], model)
-        pairs = zip(chosen, negative[agent], strict=True)
-        preferences = [_preference(agent, index, *pair) for index, pair in enumerate(pairs)]
-        groups.append([item for item in preferences if item is not None])
+        pairs = []
+        for index, (good, bad) in enumerate(zip(chosen, negative[agent], strict=True)):
+            for step in (good, bad):
+                if is_play(step.episode):
+                    names = {node.agent for node in read_tree(step.episode).nodes if node.call == step.call}
+                    if names != {agent}:
+                        raise RequestError(f"step {index} of '{agent}' is a turn of '{', '.join(names)}'")
+            better = make_sample([good.recorded], good.episode, 1.0, agent=agent)
+            worse = make_sample([bad.recorded], bad.episode, 0.0, agent=agent)
+            if not same_prompt(better, worse):
+                raise RequestError(
+                    f"the positive and the negative step {index} of '{agent}' answer different prompts: call "
+                    f"{good.call} of {good.episode.id!r} and call {bad.call} of {bad.episode.id!r}"
+                )
+            episodes = {"chosen_episode": good.episode.id, "rejected_episode": bad.episode.id}
+            pair = make_pair(better, worse, agent=agent, **episodes)
+            pairs += [] if pair is None else [pair]
+        groups.append(pairs)
     return [group for group in groups if group]
 
 
@@ -224,22 +239,3 @@ def _require_model(agent: str, answers: Sequence[Call], model: str) -> None:
             f"{', '.join(repr(other) for other in models)} in these episodes: `ModelJobs` takes the name "
             "that calls are recorded under, the entry of `llms`"
         )
-
-
-def _preference(agent: str, index: int, chosen: Step, rejected: Step) -> Pair | None:
-    better, worse = (
-        make_sample([step.recorded], step.episode, reward, agent=agent)
-        for step, reward in ((chosen, 1.0), (rejected, 0.0))
-    )
-    for step in (chosen, rejected):
-        if is_play(step.episode):
-            names = {node.agent for node in read_tree(step.episode).nodes if node.call == step.call}
-            if names != {agent}:
-                raise RequestError(f"step {index} of '{agent}' is a turn of '{', '.join(names)}'")
-    if not same_prompt(better, worse):
-        raise RequestError(
-            f"the positive and the negative step {index} of '{agent}' answer different prompts: "
-            f"call {chosen.call} of {chosen.episode.id!r} and call {rejected.call} of {rejected.episode.id!r}"
-        )
-    episodes = {"chosen_episode": chosen.episode.id, "rejected_episode": rejected.episode.id}
-    return make_pair(better, worse, agent=agent, **episodes)

@@ -96,14 +96,6 @@ class GameConfig(SizesConfig):
         return Supplies(**datasets, evaluators=evaluators, reward=first, reward_of_model=by_model)
 
 
-def named_function(path: str, key: str) -> Callable[..., Any]:
-    """Import the function or class that a config key names. Raises RequestError for other objects."""
-    made: Callable[..., Any] = import_object(path)
-    if not callable(made):
-        raise RequestError(f"{key}: '{path}' is not a class or function")
-    return made
-
-
 def unknown(what: str, name: str, known: Any) -> RequestError:
     """Return the error for an unknown environment, with the nearest known name."""
     return RequestError(f"there is no {what} '{name}'" + alternatives(name, sorted(known)))
@@ -262,14 +254,14 @@ async def gym(config: GymConfig, builder: Builder) -> AsyncIterator[Workflow]:
     """Build the workflow. Raises MissingExtraError without gymnasium, RequestError for an unknown id."""
     gymnasium = config.library()
     if is_import_path(config.id):
-        make = partial(named_function(config.id, "id"), **config.arguments)
+        make = partial(import_object(config.id), **config.arguments)
     else:
         names = {*gymnasium.registry, *(name.rpartition("-v")[0] for name in gymnasium.registry)}
         if config.id not in names:
             raise unknown("environment of Gymnasium's", config.id, names)
         # Gymnasium's checker only prints warnings. Etude checks what an episode needs, and raises.
         make = partial(gymnasium.make, config.id, disable_env_checker=True, **config.arguments)
-    observation = None if config.observation is None else named_function(config.observation, "observation")
+    observation = None if config.observation is None else import_object(config.observation)
     yield Workflow(config.id, GymGame(config, make, observation))
 
 
@@ -343,7 +335,8 @@ def choose_reader(written: list[str] | dict[str, Any] | str | None, space: Any) 
     The function raises ValueError with a message for the model. Raises RequestError if there is neither.
     """
     if isinstance(written, str):
-        return named_function(written, "action")
+        own: Callable[[str], Any] = import_object(written)
+        return own
     if isinstance(written, list):
         start = int(getattr(space, "start", 0))
         written = {word: start + number for number, word in enumerate(written)}

@@ -192,7 +192,12 @@ class VerifiersWorkflow:
         for trace in played.traces:
             if trace.stop_condition not in (None, "agent_completed", "user_closed"):
                 episode.note(f"{trace.agent.name} was stopped: {trace.stop_condition}")
-        return _said(played)
+        replies: dict[str, list[str]] = defaultdict(list)
+        for trace in played.traces:
+            replies[trace.agent.name].append(trace.last_reply)
+        # An agent with several runs has a list.
+        by_agent = {agent: texts[0] if len(texts) == 1 else texts for agent, texts in replies.items()}
+        return next(iter(by_agent.values())) if len(by_agent) == 1 else by_agent
 
     async def close(self) -> None:
         """Stop the environment's servers. Calling it twice is fine.
@@ -224,12 +229,3 @@ class VerifiersWorkflow:
                 raise
             reason = f"{type(error).__name__}: {error}"
             ready.set_exception(EnvironmentAway(f"what the environment needs did not start: {reason}"))
-
-
-def _said(played: Any) -> Any:
-    """Return the last answer by agent, or the only agent's. An agent with several runs has a list."""
-    replies: dict[str, list[str]] = defaultdict(list)
-    for trace in played.traces:
-        replies[trace.agent.name].append(trace.last_reply)
-    by_agent = {agent: texts[0] if len(texts) == 1 else texts for agent, texts in replies.items()}
-    return next(iter(by_agent.values())) if len(by_agent) == 1 else by_agent
