@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -280,9 +279,7 @@ async def test_the_order_of_channels_is_drawn_for_each_round_and_stays(journal: 
     orders = set()
     for episode in range(8):
         tree = await play_tree(protocol, engine, journal, id=f"train/{episode}/e/0")
-        prompts = [request.messages for request in engine.requests if find_agent(request) == "verifier"][-5:]
-        for before, after in pairwise(prompts):
-            assert after[: len(before)] == before
+        prompts = [request.messages for request in engine.requests if find_agent(request) == "verifier"]
         for message in prompts[-1]:
             if message["role"] == "user" and "Expert" in message["content"]:
                 orders.add(message["content"].index("Expert_1") < message["content"].index("Expert_2"))

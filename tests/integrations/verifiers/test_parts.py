@@ -74,19 +74,16 @@ def config(**fields: Any) -> VerifiersWorkflowConfig:
     return VerifiersWorkflowConfig(environment="not_installed_env", **fields)
 
 
-def test_dataset_and_rewards_follow_from_one_line(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("etude.integrations.verifiers.components.find_spec", lambda name: None)
+def test_dataset_and_rewards_follow_from_one_line():
     supplies = config(size=5).supplies()
     assert supplies.dataset == {"_type": "verifiers", "size": 5, "split": "train"}
     assert supplies.validation == {"_type": "verifiers", "size": 5, "split": "validation"}
     assert supplies.evaluators == {"reward": {"_type": "measured", "name": "reward"}}
     assert supplies.reward == "reward"
     assert config(held_out=0).supplies().validation is None
-    assert config().agents() is None
 
 
-def test_each_model_may_have_the_reward_of_its_role(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("etude.integrations.verifiers.components.find_spec", lambda name: None)
+def test_each_model_may_have_the_reward_of_its_role():
     models = {"proposer": "alice", "checker": "bob", "judge": "carol", "critic": "carol"}
     supplies = config(models=models, own_rewards=True, scores=["turns"]).supplies()
     assert supplies.reward_of_model == {"alice": "proposer_reward", "bob": "checker_reward"}
