@@ -253,7 +253,7 @@ print([name for name, attempt in attempts.items() if attempt() != -1])
 
 async def test_what_a_program_reports_of_itself_is_only_its_own_affair():
     forged = """
-import os
+import fcntl, mmap, os
 for fd in range(3, 64):
     try:
         os.write(fd, b'not json\\n[1]\\n' + b'[' * 5000 + b'\\n' + b'{"call": "x"}\\n{"call": 10**9}\\n')
@@ -261,6 +261,16 @@ for fd in range(3, 64):
         os.write(fd, b'{"end": "error", "reason": "a"}\\n')
     except OSError:
         pass
+    for attempt in (
+        lambda: os.pwrite(fd, b'{"unconfined": "no"}\\n', 0),
+        lambda: os.pwritev(fd, [b'{"unconfined": "no"}\\n'], 0, 0x20),
+        lambda: fcntl.fcntl(fd, fcntl.F_SETFL, 0),
+        lambda: mmap.mmap(fd, 10).write(b'{"unconfined": "no"}\\n'),
+    ):
+        try:
+            attempt()
+        except (OSError, ValueError):
+            pass
 def f(): return 1
 """
     result = await call_function(forged, "f", [()], limits=LIMITS)

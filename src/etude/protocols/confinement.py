@@ -47,7 +47,7 @@ _TRUNCATING = 3
 
 _ALLOWED = """
 brk mmap munmap mremap mprotect madvise mincore msync mlock munlock membarrier open openat openat2 close
-close_range read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek stat fstat lstat
+close_range read write readv writev pread64 pwrite64 preadv pwritev preadv2 lseek stat fstat lstat
 newfstatat statx access faccessat faccessat2 readlink readlinkat getdents getdents64 statfs fstatfs getcwd
 chdir fchdir fadvise64 sendfile dup dup2 dup3 pipe pipe2 poll ppoll select pselect6 epoll_create
 epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd eventfd2 futex futex_waitv
@@ -62,9 +62,9 @@ getresgid getpriority getrlimit getrusage uname sysinfo getrandom exit exit_grou
 
 _CLONE_THREAD = 0x00010000
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
-_FCNTL = (*range(8), 36, 37, 38, 1030)
-"""Copies of descriptors, their flags and locks, but not the receivers of their signals. The size of a pipe is
-no choice either, because no limit counts what it holds."""
+_FCNTL = (*range(4), *range(5, 8), 36, 37, 38, 1030)
+"""Copies of descriptors and locks. No flags of files, because a program must only add to the reports, and no
+receivers of signals. The size of a pipe is no choice either, because no limit counts what it holds."""
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """Whether it is a terminal, its size, unread bytes, and flags of descriptors, but not attributes of files."""
 _INT = 0xFFFFFFFF

@@ -208,19 +208,19 @@ def _run_process(given: bytes, limits: Limits, cancelled: threading.Event) -> _E
     with (
         tempfile.NamedTemporaryFile(prefix="etude-sandbox-") as file,
         tempfile.TemporaryFile() as output,
-        tempfile.TemporaryFile() as reports,
+        tempfile.NamedTemporaryFile(prefix="etude-sandbox-") as reports,
     ):
         file.write(given)
         file.flush()
         started = time.monotonic()
         try:
-            # Opened again, so that the program can only read it.
-            with Path(file.name).open("rb") as stdin:
+            # Opened again, so that the program can only read its input, and only add to the reports.
+            with Path(file.name).open("rb") as stdin, Path(reports.name).open("ab") as stderr:
                 process = subprocess.Popen(
                     (sys.executable, *_OPTIONS, *_modules()),
                     stdin=stdin,
                     stdout=output,
-                    stderr=reports,
+                    stderr=stderr,
                     cwd="/",
                     env=_ENVIRONMENT,
                     start_new_session=True,
@@ -237,7 +237,6 @@ def _run_process(given: bytes, limits: Limits, cancelled: threading.Event) -> _E
                 process.wait(_GRACE_SECONDS)
         seconds = time.monotonic() - started
         output.seek(0)
-        reports.seek(0)
         return _Exit(reports.read(), output.read(), process.returncode, is_late, seconds)
 
 
