@@ -57,7 +57,7 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 56_953,
+    "lines of source": 56_937,
     "modules": 273,
     "lines of tests": 46_138,
     "benchmark files": 12,

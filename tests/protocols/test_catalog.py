@@ -103,12 +103,8 @@ def test_merlin_arthur() -> None:
     assert list_schedule(protocol, 0) == [["prover0>main no"], [V_MUST]]
     assert list_schedule(protocol, 1) == [["prover1>main no"], [V_MUST]]
     assert list_readers(protocol) == {"main": ["prover0", "prover1", "verifier"]}
-    assert [protocol.agents[name].stance for name in ("prover0", "prover1", "verifier")] == [0, 1, None]
-    assert [protocol.agents[name].anonymous for name in ("prover0", "prover1", "verifier")] == [
-        True,
-        True,
-        False,
-    ]
+    roles = [protocol.agents[name] for name in ("prover0", "prover1", "verifier")]
+    assert [(role.stance, role.anonymous) for role in roles] == [(0, True), (1, True), (None, False)]
 
 
 @pytest.mark.parametrize("make", [nip, debate, mnip])

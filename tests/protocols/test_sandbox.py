@@ -262,9 +262,9 @@ for fd in range(3, 64):
     except OSError:
         pass
     for attempt in (
+        lambda: fcntl.fcntl(fd, fcntl.F_SETFL, 0),
         lambda: os.pwrite(fd, b'{"unconfined": "no"}\\n', 0),
         lambda: os.pwritev(fd, [b'{"unconfined": "no"}\\n'], 0, 0x20),
-        lambda: fcntl.fcntl(fd, fcntl.F_SETFL, 0),
         lambda: mmap.mmap(fd, 10).write(b'{"unconfined": "no"}\\n'),
     ):
         try:
