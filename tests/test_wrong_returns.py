@@ -211,25 +211,6 @@ async def test_what_a_factory_yields_is_a_part(monkeypatch, kind, part, shown):
         await built(monkeypatch, kind, factory)
 
 
-@pytest.mark.parametrize(
-    ("kind", "base", "config"),
-    [
-        ("trainer_adapters", guide.GuideAdapter, "adapter_config"),
-        ("trainers", guide.GuideTrainer, "trainer_config"),
-    ],
-)
-async def test_a_constructor_that_leaves_out_the_base_class_is_named(monkeypatch, kind, base, config):
-    def init(self, given):
-        """Forgets its base class."""
-
-    async def factory(config, builder):
-        yield type("Mine", (base,), {"__init__": init})(config)
-
-    said = rf"test_wrong_returns.py:\d+: `Mine.__init__` does not call `super\(\).__init__\({config}\)`"
-    with pytest.raises(EtudeError, match=said):
-        await built(monkeypatch, kind, factory)
-
-
 class OwnEngineConfig(LlmConfig, name="test_wrong_engine"):
     """A model of one's own."""
 

@@ -105,7 +105,9 @@ async def open_runtime(
         held_out = settings.validation_dataset
         validation = (await builder.get_dataset(held_out)).examples() if held_out is not None else []
         await _keep_examples(run, [*examples, *validation], progress)
-        await _keep_bases(run, config, given)
+        for name, llm in config.llms.items():
+            if isinstance(llm, LocalLlmConfig) and llm.model is not None and name not in given:
+                await keep_base(run.journal, name, str(llm.model))
         await exits.enter_async_context(within_budget(ledger, progress))
         yield Runtime(
             config=config,
@@ -121,13 +123,6 @@ async def open_runtime(
             watchdog=watchdog,
             ledger=ledger,
         )
-
-
-async def _keep_bases(run: RunFolder, config: Config, given: Mapping[str, Engine]) -> None:
-    """Record the files of each model in this process. Raises RequestError if recorded ones have changed."""
-    for name, llm in config.llms.items():
-        if isinstance(llm, LocalLlmConfig) and llm.model is not None and name not in given:
-            await keep_base(run.journal, name, str(llm.model))
 
 
 async def _keep_examples(run: RunFolder, examples: Sequence[Example], progress: Progress) -> None:

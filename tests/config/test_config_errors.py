@@ -66,7 +66,6 @@ MISTAKES = [
     ("my_agent:play", "my_agent", "4:1", "did you mean 'agent'? Allowed: agent, function, "),
     ("    _type: local", "    type: local", "2:3", "'type' is written '_type'. Allowed: local, openai"),
     ("    _type: local", "    _type: opnai", "3:5", "no model type 'opnai'; did you mean 'openai'?"),
-    ("    _type: local", "    _type: grpo", "3:5", "'grpo' is registered as trajectory builder, not as"),
     ("    _type: local", "    _type: openai", "2:3", "'llms.policy.model_name' is missing"),
     (
         "    _type: local",

@@ -42,7 +42,7 @@ class Commands(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the program's own arguments. Each command parses its own later."""
         end = args.index("--") if "--" in args else len(args)
-        INVOCATION.words, INVOCATION.folder, INVOCATION.debug = tuple(args), None, "--debug" in args[:end]
+        INVOCATION.folder, INVOCATION.debug = None, "--debug" in args[:end]
         with suppress(FileNotFoundError):
             INVOCATION.folder = Path.cwd()
         if not INVOCATION.debug:

@@ -82,15 +82,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str |
 
 @dataclass(slots=True)
 class Invocation:
-    """The words after `etude`, and the folder at the start (None: deleted), which an agent may change.
+    """How this process was called. `etude` fills it in when it begins."""
 
-    A process has one, which `etude` fills in when it begins.
-    """
-
-    words: tuple[str, ...] = ()
     folder: Path | None = None
+    """The folder at the start (None: deleted), which an agent may change."""
     debug: bool = False
-    """Whether the words include `--debug`, which shows tracebacks."""
+    """Whether tracebacks are shown."""
 
 
 INVOCATION = Invocation()

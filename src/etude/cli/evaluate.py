@@ -21,7 +21,7 @@ from etude.cli.command import (
     run_async,
     run_configuration,
 )
-from etude.cli.console import INVOCATION, emit, next_step, say, show_troubles, shown_path, table, warn
+from etude.cli.console import emit, next_step, say, show_troubles, shown_path, table, warn
 from etude.core.errors import RequestError
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ def evaluate(
     from etude.verbs import request_for
 
     if rescore is not None:
-        refuse("--rescore, which runs no agent", repeat=repeat if repeat > 1 else None, on=on)
-        refuse("--rescore, which runs no agent", model=model, dataset=dataset, name=name, greedy=greedy)
+        given = {"repeat": repeat > 1, "on": on, "model": model, "dataset": dataset}
+        refuse("--rescore, which runs no agent", **given, name=name, greedy=greedy)
         settings = None if config is None else load_config(config, override or ())
         run = find_run(rescore, output_dir or (settings.finetuning.output_dir if settings else RUNS))
         if settings is None and (text := stored_text(run)) is None:  # For example an imported log.
@@ -81,9 +81,7 @@ def evaluate(
         raise RequestError("name the config file: etude evaluate config.yml")
     if phase is not None:
         raise RequestError("--phase goes with --rescore RUN")
-    overrides = [*(override or ()), *on_cluster(on)]
-    if dataset is not None:
-        overrides += run_configuration(dataset=dataset)
+    overrides = [*(override or ()), *on_cluster(on), *run_configuration(dataset=dataset)]
     settings, request, version = request_for(
         config, overrides, model, output_dir, repeat=repeat, greedy=greedy
     )
@@ -117,7 +115,7 @@ def _rescore(run: Path, settings: Config, phase: str | None, *, as_json: bool) -
 
     with (
         RunFolder.open(run) as folder,
-        on_error(lambda: hints.command(*INVOCATION.words)),
+        on_error(lambda: hints.command("evaluate", "--rescore", run)),
         progress_for(stream=sys.stderr if as_json else None) as progress,
     ):
         scored, evaluation = run_async(rescore_run(settings, folder, phase=phase, progress=progress))

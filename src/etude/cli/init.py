@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -30,7 +29,7 @@ def init(
     as_json: AsJson = False,
 ) -> None:
     """Write a small project that runs: an agent, examples, a config."""
-    from etude.models.source import PACKAGED, cached_folder, packaged_folder
+    from etude.models.source import PACKAGED
     from etude.preflight.starter import write_starter
 
     chosen = PACKAGED if model is None else model
@@ -43,14 +42,7 @@ def init(
     for path in written:
         say(f"wrote {shown_path(path)}")
     if model is None:
-        # This does not ask the hub.
-        if find_spec("huggingface_hub") is not None and (cached := cached_folder(chosen)) is not None:
-            origin = f"here already, in {cached}"
-        else:
-            made = packaged_folder()
-            origin = "downloaded from the Hugging Face hub when it is first used, 270 MB"
-            origin += f"; where the hub does not answer, {made}" if made.is_dir() else ""
-        say(f"model {chosen}: {origin}; choose another with --model")
+        say(f"model {chosen}, from the Hugging Face hub; choose another with --model")
     next_step(f"cd {shlex.quote(shown_path(folder))} && {hints.command('check', 'config.yml')}")
 
 

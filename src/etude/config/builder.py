@@ -110,11 +110,6 @@ class Builder:
         name, since it is defined in a higher package."""
         part = await self.get(kind, name)
         if any(base.__name__ == interface for base in type(part).__mro__):
-            if not hasattr(part, config := _CONFIGS[kind]):
-                raise EtudeError(
-                    f"{where_defined(type(part).__init__)}: `{type(part).__name__}.__init__` does not call "
-                    f"`super().__init__({config})`"
-                )
             return part
         registration = registry.lookup(kind, section(self.config, kind)[name].type_name)
         raise EtudeError(
@@ -190,14 +185,6 @@ class Builder:
             return self.wrap_llm(key.removeprefix("llms."), component) if kind == "llms" else component
 
 
-_CONFIGS: dict[Kind, str] = {
-    "trajectory_builders": "trajectory_builder_config",
-    "trainer_adapters": "adapter_config",
-    "trainers": "trainer_config",
-}
-"""The kinds of a target's own parts, with the attribute that their base class's constructor sets."""
-
-
 class TargetBuilder(Builder):
     """Provides a target's own trajectory builder, adapter and trainer, and the run's models and evaluators.
 
@@ -222,7 +209,7 @@ class TargetBuilder(Builder):
         return folder
 
     async def _build_once(self, kind: Kind, name: str, config: ComponentConfig) -> Any:
-        if kind not in _CONFIGS:
+        if kind not in ("trajectory_builders", "trainer_adapters", "trainers"):
             return await self._shared._build_once(kind, name, config)
         # A copy, because trainers write the target's reward function into the configs.
         return await super()._build_once(kind, name, config.model_copy(deep=True))

@@ -187,7 +187,11 @@ class Problems:
                 if own or full_path not in self._messages:
                     own.append(details["msg"].removeprefix("Input ").partition(", unable to parse")[0])
                     self._messages.pop(full_path, None)
-                    found = self._describe_value(full_path, details["input"])
+                    found = shown(details["input"])
+                    if any(is_secret_name(str(key).removesuffix("_tokens")) for key in full_path[-2:]):
+                        found = f"something of type {type(details['input']).__name__}"
+                    if full_path in self.references:
+                        found = f"what {self.references[full_path]} stands for"
                     self.add(full_path, f"{' or '.join(dict.fromkeys(own))}, found {found}")
 
     def add_bools(self, model: type[BaseModel], data: Any, prefix: KeyPath = ()) -> None:
@@ -215,9 +219,3 @@ class Problems:
             return None
         errors[0].args = ("\n".join(map(str, errors)),)
         return errors[0]
-
-    def _describe_value(self, path: KeyPath, value: Any) -> str:
-        if path in self.references:
-            return f"what {self.references[path]} stands for"
-        is_secret = any(is_secret_name(str(key).removesuffix("_tokens")) for key in path[-2:])
-        return f"something of type {type(value).__name__}" if is_secret else shown(value)

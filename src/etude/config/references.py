@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, TypeAlias
 
 from etude.config.component import ComponentConfig
 from etude.config.document import KeyPath, join_path
@@ -34,7 +34,8 @@ class ReferenceTo:
     `Annotated[…, ReferenceTo("llms")]` may be a name, a list of names, or a mapping whose keys are names.
     """
 
-    kind: Kind | Literal["agents"]
+    kind: Kind
+    """A kind of component, or `agents`."""
 
 
 LlmRef: TypeAlias = Annotated[str, ReferenceTo("llms")]

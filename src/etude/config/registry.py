@@ -10,7 +10,7 @@ import inspect
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from pydantic import BaseModel
 
@@ -30,19 +30,9 @@ from etude.config.finetuning import TrainerAdapterConfig, TrainerConfig, Traject
 from etude.config.import_path import note_user_module, where_defined
 from etude.core.errors import RequestError, alternatives
 
-Kind: TypeAlias = Literal[
-    "llms",
-    "workflow",
-    "tools",
-    "datasets",
-    "evaluators",
-    "trajectory_builders",
-    "trainer_adapters",
-    "trainers",
-    "alarms",
-    "cluster",
-    "trackers",
-]
+Kind: TypeAlias = str
+"""A key of `KINDS`, such as `llms`."""
+
 Factory: TypeAlias = Callable[..., AsyncIterator[Any]]
 FactoryT = TypeVar("FactoryT", bound=Factory)
 ConfigT = TypeVar("ConfigT", bound=ComponentConfig)
@@ -131,10 +121,7 @@ def lookup(kind: Kind, name: str) -> Registration:
     load_entry_points()
     if (known := _registrations.get((kind, name))) is not None:
         return known
-    noun = KINDS[kind].noun
-    sentence = f"there is no {noun} type '{name}'"
-    if others := [about.noun for other, about in KINDS.items() if (other, name) in _registrations]:
-        sentence = f"'{name}' is registered as {others[0]}, not as {noun}"
+    sentence = f"there is no {KINDS[kind].noun} type '{name}'"
     raise RequestError(sentence + alternatives(name, names(kind), otherwise="none is registered"))
 
 
@@ -229,10 +216,6 @@ def _fault(kind: Kind, config_type: type[ComponentConfig], factory: Callable[...
     if not inspect.isasyncgenfunction(factory):
         form = "`async def …(config, builder):` with one `yield`"
         return f"{where}: {factory.__qualname__} must be an async generator: {form}"
-    try:
-        inspect.signature(factory).bind(None, None)
-    except TypeError as error:
-        return f"{where}: {factory.__qualname__} is called with (config, builder): {error}"
     return None
 
 
