@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 56_937,
+    "lines of source": 56_827,
     "modules": 273,
-    "lines of tests": 46_138,
+    "lines of tests": 46_040,
     "benchmark files": 12,
     "config keys": 312,
 }

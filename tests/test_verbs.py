@@ -169,22 +169,6 @@ class Judge:
         """No run can make one."""
 
 
-@pytest.mark.parametrize(
-    ("arguments", "text"),
-    [
-        ({"name": Path("p")}, "name is a text, found PosixPath"),
-        ({"algorithm": 5}, "algorithm is a name, a config or a dict"),
-        ({"progress": 5}, "progress is True, False or"),
-        ({"reward": Judge}, r"Judge'> is not an evaluator; use a function or an instance"),
-        ({"epochs": 1, "num_epochs": 2}, "'epochs' and 'num_epochs' are the same"),
-        ({"overrides": "a.b=1"}, "-o a: an override is written"),
-    ],
-)
-def test_a_wrong_argument_is_named(project, arguments, text):
-    with pytest.raises(RequestError, match=text):
-        etude.train(own_parts()[0], **{"reward": own_parts()[1], **PARTS, **arguments})
-
-
 def test_functions_of_a_module_are_named_in_the_config_and_need_not_be_given_again(project, monkeypatch):
     monkeypatch.syspath_prepend(project)
     monkeypatch.delitem(sys.modules, "tests_finetune_agent", raising=False)
@@ -311,6 +295,11 @@ def test_examples_come_from_tables_and_iterables_and_make_their_own_ids(project,
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
+        ({"name": Path("p")}, "name is a text, found PosixPath"),
+        ({"algorithm": 5}, "algorithm is a name, a config or a dict"),
+        ({"reward": Judge}, "is not an evaluator; use a function or an instance"),
+        ({"epochs": 1, "num_epochs": 2}, "'epochs' and 'num_epochs' are the same"),
+        ({"overrides": "a.b=1"}, "-o a: an override is written"),
         ({"examples": 3}, "a list of dicts or Examples"),
         ({"model": 3}, "a model is a name, a folder"),
         ({"algorithm": "grop"}, "grop.*did you mean 'grpo'"),

@@ -18,7 +18,6 @@ from typing import Any, ParamSpec, TypeVar
 
 from etude.config.assemble import parse_trackers
 from etude.config.component import TrackerConfig
-from etude.config.document import Override
 from etude.config.schema import Config
 from etude.core.errors import LoopStopped, RequestError, TrainingError
 from etude.core.history import History
@@ -259,13 +258,13 @@ async def evaluate_in(
 
 
 def request_for(
-    source: Any, overrides: Iterable[Override], model: Any, root: Path | None, *, repeat: int, greedy: bool
+    source: Any, overrides: Iterable[str], model: Any, root: Path | None, *, repeat: int, greedy: bool
 ) -> tuple[Config, EvaluationRequest, RunVersion | None]:
     """Load a config, with `model` instead of its own. Return it, the request and the model's version.
 
     Runs are looked for in `root`, by default the config's folder for them.
     """
-    changes: list[Override] = [*overrides]
+    changes = [*overrides]
     config = load(source, changes)
     version = _trained_version(model, root or config.finetuning.output_dir)
     if model is not None:
@@ -295,8 +294,6 @@ def _trained_version(model: Any, root: Path) -> RunVersion | None:
 def _progress_display(progress: Progress | bool) -> AbstractContextManager[Progress]:
     if isinstance(progress, bool):
         return progress_for() if progress else Progress()
-    if not isinstance(progress, Progress):
-        raise RequestError(f"progress is True, False or a Progress object, found {progress!r:.80}")
     return nullcontext(progress)
 
 

@@ -61,12 +61,6 @@ def test_a_run_whose_machine_is_lost_many_times_ends_as_one_that_was_not(determi
 
 
 @pytest.mark.slow
-def test_a_run_that_collects_ahead_comes_back_too(deterministic):
-    change(deterministic / "config.yml", finetuning__collect_ahead=True)
-    check_losses(deterministic, losses=3, seed=1)
-
-
-@pytest.mark.slow
 def test_a_run_that_trains_two_models_comes_back_with_both(deterministic, base):
     train_two_models(deterministic, base)
     check_losses(deterministic, losses=3, seed=1)

@@ -47,15 +47,7 @@ MISTAKES = [
         "key 'llms.policy.modle' is not known; did you mean 'model'? Allowed: prices, model",
     ),
     ("finetuning:", "finetuning:\n  num_epochs: abc", "11:3", "should be a valid integer, found 'abc'"),
-    (
-        "finetuning:",
-        "finetuning:\n  curriculum_learning: {initial_percentile: 30}",
-        "11:25",
-        "finetuning.curriculum_learning.initial_percentile: should be less than or equal to 1, found 30",
-    ),
-    ("finetuning:", "finetuning:\n  target_functions: []", "11:3", "should have at least 1 item"),
     ("finetuning:", "finetuning:\n  target_functions: [a, 7]", "11:25", ".1: should be a valid string"),
-    ("finetuning:", "finetuning:\n  reward_function: correct", "11:3", "should be a valid dictionary"),
     (
         "llms:\n  policy:\n    _type: local",
         "llms:\n  - _type: local",
@@ -67,22 +59,13 @@ MISTAKES = [
     ("    _type: local", "    type: local", "2:3", "'type' is written '_type'. Allowed: local, openai"),
     ("    _type: local", "    _type: opnai", "3:5", "no model type 'opnai'; did you mean 'openai'?"),
     ("    _type: local", "    _type: openai", "2:3", "'llms.policy.model_name' is missing"),
-    (
-        "    _type: local",
-        "    _type: openai\n    model_name: true",
-        "4:5",
-        "llms.policy.model_name: should be a valid string, found true",
-    ),
     *(
         ("enabled: true", f"enabled: true\n  {key}: {written}", "12:3", answer)
         for key, written, answer in (
             ("num_epochs", "yes", "integer, found 'yes'"),
             ("num_epochs", "1:30", "integer, found '1:30'"),
             ("num_epochs", "true", "should be a number, found true"),
-            ("num_epochs", "0b11", "integer, found '0b11'"),
-            ("error_budget", "yes", "number, found 'yes'"),
             ("error_budget", "false", "should be a number, found false"),
-            ("error_budget", ".nan", "should be less than or equal to 1, found nan"),
             ("output_dir", "${A_RUN:-${HOME}}", "'${' must begin ${NAME} or ${NAME:-default}"),
         )
     ),

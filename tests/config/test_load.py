@@ -152,7 +152,7 @@ def test_overrides_reach_everything_that_may_be_left_out(folder: Path):
         write(folder, SMALL),
         [
             "finetuning.num_epochs=5",
-            ("trainer_adapters.local.learning_rate", "1e-3"),
+            "trainer_adapters.local.learning_rate=1e-3",
             "workflow.arguments.n=7",
             "eval.general.dataset.limit=3",
             "llms.policy.model=other",

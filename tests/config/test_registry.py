@@ -148,14 +148,9 @@ def test_what_a_library_raises_is_said_with_the_users_line():
     [
         ("my_agent:play", True),
         ("agents.maths:Solver.run", True),
-        ("ägent:spiel", True),
         ("my_agent", False),
-        ("my_agent:", False),
-        (":play", False),
         ("my-agent:play", False),
         ("http://localhost:8000", False),
-        ("a:b:c", False),
-        ("1a:b", False),
         ("", False),
     ],
 )

@@ -45,21 +45,19 @@ def check(
 
     override = [*(override or ()), *on_cluster(on)]
     settings = load_config(config, override)
-    report = run_async(check_config(settings, play=play))
-    estimate = report.estimate
-    show_findings(
-        report.findings, {"ready": report.is_ready, "estimate": estimate and asdict(estimate)}, as_json
-    )
+    findings, estimate = run_async(check_config(settings, play=play))
+    is_ready = not findings.has_errors
+    show_findings(findings, {"ready": is_ready, "estimate": estimate and asdict(estimate)}, as_json)
     if not as_json:
         if estimate is not None:
             _show_estimate(estimate)
-        if report.is_ready:
+        if is_ready:
             rest = (word for each in override for word in ("-o", each))
             command = hints.command("train" if settings.finetuning.enabled else "evaluate", config, *rest)
             next_step(masked(command))
         else:
             say(f"\nfix what is marked {STATUS_SIGNS['error']}, and check again")
-    if not report.is_ready:
+    if not is_ready:
         raise typer.Exit(2)
 
 
@@ -106,7 +104,7 @@ def doctor(
     findings = examine(output_dir or (RUNS if settings is None else settings.finetuning.output_dir))
     if settings is not None:
         run_async(examine_services(settings, findings))
-    is_well = not findings.with_status("error")
+    is_well = not findings.has_errors
     show_findings(findings, {"well": is_well}, as_json)
     if not is_well:
         if not as_json:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import os
 import shlex
 import signal
 import traceback
@@ -18,7 +17,6 @@ import typer
 from etude.cli.console import INVOCATION, emit, next_line, warn
 from etude.config.import_path import where_raised
 from etude.core.errors import BudgetReached, ErrorBudgetExceeded, EtudeError, LoopStopped, RequestError
-from etude.core.secrets import keep_secret
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -177,17 +175,6 @@ def refuse(reason: str, **options: object) -> None:
     for name, value in options.items():
         if value is not None and value is not False:
             raise RequestError(f"--{name.replace('_', '-')} has no meaning with {reason}")
-
-
-def read_env_key(variable: str | None) -> str | None:
-    """Read a key from an environment variable and mask it. Raises RequestError if it is not set."""
-    if variable is None:
-        return None
-    key = os.environ.get(variable)
-    if not key:
-        raise RequestError(f"the environment variable {variable} is not set or empty; put the key there")
-    keep_secret(key)
-    return key
 
 
 def on_cluster(address: str | None) -> list[str]:

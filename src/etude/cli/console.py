@@ -186,7 +186,7 @@ def show_troubles(run: Path, calls: Mapping[str, int], causes: Sequence[FailureC
 
 
 def show_bill(bill: Bill) -> None:
-    """Print the run's usage. If it cost money, also print it by model and role, and by part of the run."""
+    """Print the run's usage. If it cost money, also print it by model and role."""
     from etude.core.stats import shown_seconds
     from etude.engines.ledger import format_usd
 
@@ -200,14 +200,11 @@ def show_bill(bill: Bill) -> None:
     say_wrapped(f"spent           {costs}{took}, {shown_seconds(bill.seconds)} at work")
     if not whole.usd:
         return
-    amounts = ("calls", "prompt", "cached", "sampled", "trained", "usd")
-    for names, columns in ((("model", "role"), ("model", "role")), (("phase",), ("part or job",))):
-        rows = [
-            (
-                *(getattr(line, name) or "–" for name in names),
-                *(line.calls, line.prompt_tokens, line.cached_tokens, line.completion_tokens),
-                *(line.trained_tokens, format_usd(line.usd)),
-            )
-            for line in bill.by(*names)
-        ]
-        table((*columns, *amounts), rows)
+    rows = [
+        (
+            *(line.model, line.role or "–", line.calls, line.prompt_tokens, line.cached_tokens),
+            *(line.completion_tokens, line.trained_tokens, format_usd(line.usd)),
+        )
+        for line in bill.by("model", "role")
+    ]
+    table(("model", "role", "calls", "prompt", "cached", "sampled", "trained", "usd"), rows)

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import logging
+import os
 from dataclasses import MISSING, fields
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
-from etude.cli.command import option, read_env_key
+from etude.cli.command import option
 from etude.cli.console import say, warn
+from etude.core.errors import RequestError, require_extra
+from etude.core.secrets import keep_secret
 from etude.server.settings import ServerSettings, server_settings
 
 
 def serve(**options: Any) -> None:
     """Serve and train a model behind OpenAI's API. Runs until Ctrl-C or SIGTERM."""
-    _require_extras()
+    from etude.engines.local import require_local_extra
     from etude.models.source import local_path, locate
 
+    require_local_extra()
+    for module in ("prometheus_client", "python_multipart"):
+        require_extra(module, "the server", "server")
     folder = local_path(options["model"])
     options["name"] = options["name"] or (options["model"] if folder is None else folder.resolve().name)
     options["log_level"] = logging.root.level
-    options["api_key"] = read_env_key(options.pop("api_key_env"))
+    if (variable := options.pop("api_key_env")) is not None:
+        options["api_key"] = os.environ.get(variable)
+        if not options["api_key"]:
+            raise RequestError(f"the environment variable {variable} is not set or empty; put the key there")
+        keep_secret(options["api_key"])
     settings = server_settings(**options)
     locate(settings.model)
     _say_placements(settings)
@@ -60,15 +70,3 @@ def _say_placements(settings: ServerSettings) -> None:
     with ThreadPoolExecutor(1) as thread:
         has = thread.submit(cluster.check, Path.cwd() if settings.algorithms else None)
         warn(f"✓ cluster: {has.result()}")
-
-
-def _require_extras() -> None:
-    from importlib.util import find_spec
-
-    from etude.core.errors import MissingExtraError
-    from etude.engines.local import require_local_extra
-
-    require_local_extra()
-    missing = [name for name in ("prometheus_client", "python_multipart") if find_spec(name) is None]
-    if missing:
-        raise MissingExtraError(f"the server ({', '.join(missing)} not installed)", "server")

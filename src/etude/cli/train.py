@@ -156,8 +156,7 @@ def _mark_failures_for_retry(folder: RunFolder, as_json: bool) -> bool:
         emit({"event": "retry_failed", "finished": forgotten is None, "forgotten": dict(forgotten or {})})
     elif forgotten is None:
         say(f"nothing to retry: run {folder.name} is finished, with all its epochs")
-    elif not forgotten:
-        say("nothing to retry: no failure but the agent's own in epochs that are not finished")
     else:
-        say("to be retried: " + ", ".join(f"{count} × {kind}" for kind, count in forgotten.most_common()))
+        counts = ", ".join(f"{count} × {kind}" for kind, count in forgotten.most_common())
+        say(f"to be retried: {counts or 'nothing'}")
     return forgotten is not None

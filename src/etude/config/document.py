@@ -15,9 +15,6 @@ from etude.core.errors import ConfigError, RequestError, nearest
 KeyPath: TypeAlias = tuple[str | int, ...]
 """The keys and list positions that lead to a value."""
 
-Override: TypeAlias = str | tuple[str, str]
-"""`a.b.c=value`, or a pair of key and value."""
-
 
 @dataclass(frozen=True, slots=True)
 class Document:
@@ -251,7 +248,7 @@ def _position(node: yaml.Node) -> tuple[int, int]:
     return node.start_mark.line + 1, node.start_mark.column + 1
 
 
-def apply_overrides(document: Document, overrides: Iterable[Override]) -> Document:
+def apply_overrides(document: Document, overrides: Iterable[str]) -> Document:
     """Set each override in the document, in order. Values are YAML.
 
     Whether a key exists is checked later, together with the keys of the file. Raises RequestError if an
@@ -259,9 +256,7 @@ def apply_overrides(document: Document, overrides: Iterable[Override]) -> Docume
     """
     data, paths = copy_containers(document.data), list[KeyPath]()
     for override in overrides:
-        key, equals, text = (
-            override.partition("=") if isinstance(override, str) else (override[0], "=", override[1])
-        )
+        key, equals, text = override.partition("=")
         if not equals or not all(key.split(".")):
             raise RequestError(f"-o {key}: an override is written key.of.the.config=value")
         try:

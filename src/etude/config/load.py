@@ -19,7 +19,6 @@ from etude.config.component import ComponentConfig
 from etude.config.document import (
     Document,
     KeyPath,
-    Override,
     apply_overrides,
     copy_containers,
     dump,
@@ -98,7 +97,7 @@ def portable_references(text: str, environ: Mapping[str, str], otherwise: str | 
     return _REFERENCE.sub(rewritten, text)
 
 
-def load_config(path: Path | str, overrides: Iterable[Override] = (), *, text: str | None = None) -> Config:
+def load_config(path: Path | str, overrides: Iterable[str] = (), *, text: str | None = None) -> Config:
     """Read a YAML config, or its `text`, apply overrides, and validate all of it.
 
     Imports the functions that it names. For that, the file's folder and the current one are put first on
@@ -109,7 +108,7 @@ def load_config(path: Path | str, overrides: Iterable[Override] = (), *, text: s
     return _validate(read_document(path) if text is None else parse_document(text, path), overrides)
 
 
-def parse_config(data: Mapping[str, Any], overrides: Iterable[Override] = ()) -> Config:
+def parse_config(data: Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
     """Like `load_config`, for a mapping with the content of a file. Its components may be config objects."""
     return _validate(Document(dict(data)), overrides)
 
@@ -139,7 +138,7 @@ def resolved_yaml(config: Config) -> str:
     return dump(data)
 
 
-def _validate(document: Document, overrides: Iterable[Override]) -> Config:
+def _validate(document: Document, overrides: Iterable[str]) -> Config:
     registry.load_entry_points()
     document = apply_overrides(replace(document, data=copy_containers(_DEFAULTS | document.data)), overrides)
     if isinstance(document.data.get("report"), str | dict | ComponentConfig):

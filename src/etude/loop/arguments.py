@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from etude.config.builder import Builder
 from etude.config.component import DatasetConfig, EvaluatorConfig, LlmConfig, ToolsConfig, WorkflowConfig
-from etude.config.document import Override, join_path
+from etude.config.document import join_path
 from etude.config.finetuning import FinetuneConfig, FinetuneRunConfig
 from etude.config.import_path import where_defined
 from etude.config.load import load_config, parse_config
@@ -65,7 +65,7 @@ def is_config(agent: Any) -> bool:
     return isinstance(agent, Config) or (isinstance(agent, dict) and "_type" not in agent)
 
 
-def load(source: Any, overrides: Iterable[Override]) -> Config:
+def load(source: Any, overrides: Iterable[str]) -> Config:
     """Return the config of a file, a dict or a Config."""
     changes = list(overrides)
     if isinstance(source, Config):

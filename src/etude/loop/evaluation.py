@@ -310,10 +310,10 @@ class EvaluationRun:
             return (await evaluate(config, run, request)).output
 
     def _load_config(self) -> Config:
-        given, changes = self.config, list(self.config.override)
+        given, changes = self.config, [f"{key}={value}" for key, value in self.config.override]
         if given.dataset is not None:
             # The current folder comes first, as for all files that a program names.
             path = Path(given.dataset).absolute()
             source = str(path if path.exists() else given.dataset)
-            changes.append(("finetuning.run_configuration.dataset", json.dumps(source)))
+            changes.append(f"finetuning.run_configuration.dataset={json.dumps(source)}")
         return load(given.config_file, changes).for_evaluation()

@@ -66,7 +66,7 @@ def load_version(wanted: RunVersion) -> Policy:
     return policy
 
 
-def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> list[tuple[str, str]]:
+def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> list[str]:
     """Return the overrides that make `text` the target model: a folder, a name, or a version of a run.
 
     For a version they name the model that its run began from; its weights are adopted later. Raises
@@ -96,7 +96,7 @@ def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> lis
         folder = local_path(text)
         return _replaced(target, llm, text if folder is None else str(folder.absolute()))
     if "model_name" in type(llm).model_fields:
-        return [(f"llms.{target}.model_name", json.dumps(text, ensure_ascii=False))]
+        return [f"llms.{target}.model_name={json.dumps(text, ensure_ascii=False)}"]
     raise RequestError(f"--model: llms.{target} (`_type: {llm.type_name}`) has no key for a model's name")
 
 
@@ -108,7 +108,7 @@ def replaced_model(config: Config, wanted: RunVersion | None) -> str | None:
     return config.finetuning.target_model
 
 
-def _replaced(target: str, llm: LocalLlmConfig, source: str) -> list[tuple[str, str]]:
+def _replaced(target: str, llm: LocalLlmConfig, source: str) -> list[str]:
     """Return the overrides with which a local model loads another one."""
     values = {"model": source} if llm.tiny is None else {"model": source, "tiny": None}
-    return [(f"llms.{target}.{key}", json.dumps(value, ensure_ascii=False)) for key, value in values.items()]
+    return [f"llms.{target}.{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]

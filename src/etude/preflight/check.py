@@ -6,7 +6,6 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +28,6 @@ from etude.config.schema import Config
 from etude.core.call import ChatRequest, Completion
 from etude.core.episode import Example, ToolSet
 from etude.core.errors import CapabilityError, EngineError
-from etude.core.interfaces import Engine
-from etude.core.job import ModelVersion
 from etude.engines.local import LocalLlmConfig, make_base, require_local_extra
 from etude.engines.openai_config import OPENAI_URL, OpenAiLlmConfig
 from etude.preflight.estimate import Estimate, check_spending, estimate_run, play_some, target_blocks
@@ -43,20 +40,6 @@ from etude.store.backup import probe
 from etude.store.run_folder import RunFolder
 
 
-@dataclass
-class CheckReport:
-    """The findings of a check, and an estimate of the run."""
-
-    findings: Findings = field(default_factory=Findings)
-    estimate: Estimate | None = None
-    """None if there is an error."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether there are no errors; there may be warnings."""
-        return not self.findings.with_status("error")
-
-
 class _NoEngine:
     """A stand-in for a model of this process. It samples nothing."""
 
@@ -65,30 +48,23 @@ class _NoEngine:
     async def complete(self, request: ChatRequest) -> Completion:
         raise EngineError("a check samples nothing")
 
-    async def adopt(self, version: ModelVersion) -> None:
-        raise EngineError("a check adopts nothing")
-
-    async def close(self) -> None:
-        pass
-
 
 class _DryBuilder(Builder):
     """A builder of everything except the models of this process, which may be large."""
 
-    async def get_llm(self, name: str) -> Engine:
+    async def get_llm(self, name: str) -> Any:
         if isinstance(self.config.llms.get(name), LocalLlmConfig):
             return _NoEngine()
         return await super().get_llm(name)
 
 
-async def check_config(config: Config, *, play: int = 0) -> CheckReport:
+async def check_config(config: Config, *, play: int = 0) -> tuple[Findings, Estimate | None]:
     """Check the agent, examples, evaluators, models, templates and capabilities that a config names.
 
-    If nothing is wrong, `play` episodes are played to estimate the run. Problems become findings and never
-    raise.
+    If nothing is wrong, also return an estimate of the run, for which `play` episodes are played. Problems
+    become findings and never raise.
     """
-    report = CheckReport()
-    findings, finetuning = report.findings, config.finetuning
+    findings, finetuning = Findings(), config.finetuning
     # A temporary run folder: components may ask for theirs when they are built.
     with (
         tempfile.TemporaryDirectory(prefix="etude-check-") as folder,
@@ -125,12 +101,12 @@ async def check_config(config: Config, *, play: int = 0) -> CheckReport:
         )
     check_spending(config, findings)
     played = None
-    if report.is_ready and play:
+    if play and not findings.has_errors:
         with findings.catch_errors("playing"):
             played = await play_some(config, play, findings)
-    if report.is_ready:
-        report.estimate = estimate_run(config, len(examples), len(held_out), played)
-    return report
+    if findings.has_errors:
+        return findings, None
+    return findings, estimate_run(config, len(examples), len(held_out), played)
 
 
 def _check_cluster(config: Config, findings: Findings) -> None:

@@ -91,9 +91,16 @@ async def examine_services(config: Config, findings: Findings) -> None:
         RunFolder.create(Path(folder), "doctor") as run,
     ):
         async with Builder(config, run) as builder:
-            for name in config.trainer_adapters if config.finetuning.enabled else ():
-                if not isinstance(config.trainer_adapters[name], LocalAdapterConfig):
-                    await _try_backend(builder, name, findings)
+            for name, settings in config.trainer_adapters.items() if config.finetuning.enabled else ():
+                if isinstance(settings, LocalAdapterConfig):
+                    continue
+                with findings.catch_errors(f"backend {name}"):
+                    adapter = await builder.get_trainer_adapter(name)
+                    if await adapter.is_healthy():
+                        findings.ok(f"backend {name}", "answers, and can train now")
+                    else:
+                        why = adapter.unhealthy_because or "look at its address and `api_key`"
+                        findings.fail(f"backend {name}", f"does not answer, or refuses its key: {why}")
     if config.storage is not None:
         with findings.catch_errors("storage"):
             findings.ok("storage", await probe(config.storage))
@@ -116,16 +123,3 @@ async def _try_model(what: str, llm: OpenAiLlmConfig, findings: Findings) -> Non
         findings.ok(what, f"{llm.model_name} answered a call in {took:.0f} ms ({tokens})")
     finally:
         await engine.close()
-
-
-async def _try_backend(builder: Builder, name: str, findings: Findings) -> None:
-    what = f"backend {name}"
-    with findings.catch_errors(what):
-        adapter = await builder.get_trainer_adapter(name)
-        if await adapter.is_healthy():
-            findings.ok(what, "answers, and can train now")
-        else:
-            why = f" ({adapter.unhealthy_because})" if adapter.unhealthy_because else ""
-            findings.fail(
-                what, f"does not answer, or refuses its key; look at its address and `api_key`{why}"
-            )

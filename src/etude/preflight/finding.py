@@ -9,15 +9,13 @@ from typing import Literal
 
 from etude.core.errors import EtudeError
 
-Status = Literal["ok", "warning", "error"]
-
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """The result of one check."""
 
     what: str
-    status: Status
+    status: Literal["ok", "warning", "error"]
     detail: str
 
 
@@ -47,6 +45,7 @@ class Findings:
         except EtudeError as error:
             self.fail(what, error)
 
-    def with_status(self, status: Status) -> list[Finding]:
-        """Return the findings of one status."""
-        return [finding for finding in self.items if finding.status == status]
+    @property
+    def has_errors(self) -> bool:
+        """Whether something does not work; there may be warnings."""
+        return any(finding.status == "error" for finding in self.items)
