@@ -77,7 +77,7 @@ def measured(course: Course, folder: Path, base: str, tokenizer: Any) -> list[fl
             part.save_pretrained(model)
     data = {**course.data, "finetuning": {**course.data["finetuning"], "enabled": False}}
     held_out = data["finetuning"]["run_configuration"]["validation_dataset"]
-    changes = ["llms.policy.dtype=float32", ("eval.general.dataset", json.dumps(held_out))]
+    changes = ["llms.policy.dtype=float32", f"eval.general.dataset={json.dumps(held_out)}"]
     run = etude.evaluate(data, model=str(model), overrides=changes, progress=False)
     return course.rewards(run.folder, EVALUATION)
 

@@ -111,7 +111,9 @@ def make_config(folder: Path, algorithm: str, seed: int, protocol: str, epochs: 
         overrides["eval.evaluators"] = {"accuracy": {"_type": "verdict_accuracy"}}
         for model in MODELS:
             overrides[f"finetuning.targets.{model}.reward_function.name"] = "accuracy"
-    return load_config(HERE / "config.yml", [(key, json.dumps(value)) for key, value in overrides.items()])
+    return load_config(
+        HERE / "config.yml", [f"{key}={json.dumps(value)}" for key, value in overrides.items()]
+    )
 
 
 async def accuracy(
