@@ -247,12 +247,10 @@ def damage_in(folder: Path) -> list[str]:
     return [clause for clause in clauses if clause is not None]
 
 
-def require_as_written(path: Path) -> str:
-    """Return the SHA-256 of a file. Raises DamagedError, saying how, if it is damaged."""
-    expected = _read_digests(path.parent).get(path.name, "")
-    if (clause := _damage(path, expected or None)) is not None:
+def require_as_written(path: Path) -> None:
+    """Raise DamagedError, saying how, if a file is damaged."""
+    if (clause := _damage(path, _read_digests(path.parent).get(path.name))) is not None:
         raise DamagedError(path.parent, clause)
-    return expected
 
 
 def note_sums(folder: Path) -> None:
