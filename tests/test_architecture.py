@@ -57,9 +57,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 56_827,
+    "lines of source": 56_825,
     "modules": 273,
-    "lines of tests": 46_040,
+    "lines of tests": 46_028,
     "benchmark files": 12,
     "config keys": 312,
 }

@@ -234,7 +234,7 @@ def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
 
 
 async def test_a_write_that_fails_is_told_and_leaves_the_journal_usable(tmp_path: Path) -> None:
-    """What is stored soon is tried again."""
+    """Operations that are stored soon are tried again."""
     path = tmp_path / "run.db"
     with Journal(path) as journal, sqlite3.connect(path) as other:
         await journal.put("a", 1)
