@@ -57,7 +57,7 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 56_825,
+    "lines of source": 56_822,
     "modules": 273,
     "lines of tests": 46_028,
     "benchmark files": 12,

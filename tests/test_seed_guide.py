@@ -84,7 +84,7 @@ def instant() -> ScriptedEngine:
 
 
 async def train(engine: ScriptedEngine, name: str = "guide") -> Run:
-    config = load_config("config.yml", [("finetuning.num_epochs", str(EPOCHS))])
+    config = load_config("config.yml", [f"finetuning.num_epochs={EPOCHS}"])
     with new_run(config, name) as run:
         return await train_in(config, run, engines={"my_model": engine})
 

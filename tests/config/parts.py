@@ -17,7 +17,7 @@ class LocalConfig(LlmConfig, name="local"):
     model: str | Path = Field(default="tiny", description="A folder, or a name on the hub.")
 
 
-class Pool(BaseModel, extra="forbid"):
+class Pool(BaseModel):
     """Connections."""
 
     size: int = Field(default=4, ge=1, description="How many.")

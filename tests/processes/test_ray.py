@@ -111,6 +111,6 @@ async def test_a_node_that_is_lost_costs_nothing_but_time(
 @pytest.mark.slow
 async def test_a_check_says_what_the_cluster_has(config_file: Path, cluster: Any):
     config = load_config(config_file, ["cluster._type=ray", f"cluster.address={cluster.address}"])
-    report = await check_config(config)
-    fine = next(each for each in report.findings.items if each.what == "cluster")
+    findings, _ = await check_config(config)
+    fine = next(each for each in findings.items if each.what == "cluster")
     assert (fine.status, "nodes of Ray with" in fine.detail) == ("ok", True)

@@ -241,7 +241,7 @@ async def test_the_shipped_programs_are_right_and_wrong_as_they_say():
 
 async def test_the_config_plays_on_the_shipped_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    config = load_config(FOLDER / "config.yml", [("eval.general.dataset.limit", "6")])
+    config = load_config(FOLDER / "config.yml", ["eval.general.dataset.limit=6"])
     with RunFolder.create(tmp_path, "run") as run:
         async with Builder(config) as builder:
             examples = (await builder.get_dataset(config.eval.general.dataset)).examples()

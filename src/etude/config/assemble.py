@@ -213,7 +213,7 @@ class _Assembly:
             if takes_path and isinstance(keys.get(key), str | Path):
                 files = [folder / Path(keys[key]).expanduser() for folder in self._folders]
                 keys[key] = next((str(file.absolute()) for file in files if file.exists()), keys[key])
-        self._problems.add_bools(config_type, keys, prefix=path)
+        self._problems.add_silent_errors(config_type, keys, prefix=path)
         try:
             return config_type.model_validate(keys)
         except ValidationError as error:

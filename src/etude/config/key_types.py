@@ -72,14 +72,6 @@ class KeyType:
         return isinstance(origin, type) and issubclass(origin, classes)
 
 
-def _arms_at(model: type[BaseModel], path: KeyPath) -> list[KeyType]:
-    """Return the types that the value at a path may have."""
-    slots = [KeyType(model)]
-    for key in path:
-        slots = [inner for slot in slots for inner in slot.inner_slots(key)]
-    return [arm for slot in slots for arm in slot.arms()]
-
-
 def walk(value: Any, slot: KeyType, path: KeyPath = ()) -> Iterator[tuple[KeyPath, KeyType, Any]]:
     """Yield a part of a config and everything in it, each with its path in the file and its slot.
 
@@ -173,9 +165,7 @@ class Problems:
                     path = (*path, part)
             full_path = (*prefix, *path)
             if kind == "extra_forbidden":
-                allowed = [key for arm in _arms_at(model, path[:-1]) for key in arm.fields()]
-                instead = alternatives(str(path[-1]), allowed, otherwise="no keys")
-                note(full_path, f"key '{join_path(full_path)}' is not known{instead}")
+                self._add_unknown(full_path, model, path)
             elif kind == "invalid_key" or details["loc"][-1:] == ("[key]",):
                 note(full_path, f"key '{details['input']}' is not text; put it in quotes")
             elif kind == "missing":
@@ -194,11 +184,26 @@ class Problems:
                         found = f"what {self.references[full_path]} stands for"
                     self.add(full_path, f"{' or '.join(dict.fromkeys(own))}, found {found}")
 
-    def add_bools(self, model: type[BaseModel], data: Any, prefix: KeyPath = ()) -> None:
-        """Add each `true` and `false` for a number in `data`, which pydantic would take for 1 and 0."""
+    def _add_unknown(self, full_path: KeyPath, model: type[BaseModel], path: KeyPath) -> None:
+        slots = [KeyType(model)]
+        for key in path[:-1]:
+            slots = [inner for slot in slots for inner in slot.inner_slots(key)]
+        allowed = [key for slot in slots for arm in slot.arms() for key in arm.fields()]
+        instead = alternatives(str(path[-1]), allowed, otherwise="no keys")
+        self._messages.setdefault(full_path, f"key '{join_path(full_path)}' is not known{instead}")
+
+    def add_silent_errors(self, model: type[BaseModel], data: Any, prefix: KeyPath = ()) -> None:
+        """Add what pydantic would not refuse in `data`, which is at `prefix`: unknown keys of models that do
+        not set `extra`, and `true` and `false` for numbers."""
         for path, slot, value in walk(data, KeyType(model)):
-            if isinstance(value, bool) and all(arm.annotation in (int, float) for arm in slot.arms()):
+            kinds = [arm.annotation for arm in slot.arms()]
+            if isinstance(value, bool) and kinds and {*kinds} <= {int, float}:
                 self.add((*prefix, *path), f"should be a number, found {shown(value)}")
+            models = [arm.annotation for arm in slot.arms() if arm.holds(BaseModel)]
+            if isinstance(value, dict) and models == kinds and models:
+                for key in value if not any("extra" in each.model_config for each in models) else ():
+                    if next(slot.inner_slots(key), None) is None:
+                        self._add_unknown((*prefix, *path, key), model, (*path, key))
 
     def raise_if_any(self) -> None:
         """Raise ConfigError with a line for each problem."""

@@ -154,7 +154,7 @@ def _validate(document: Document, overrides: Iterable[str]) -> Config:
             _keep(secret)
     _read_environment(data, problems, Path(config_file) if isinstance(config_file, str) else None)
     components = build_components(data, problems, folders)
-    problems.add_bools(Config, data)
+    problems.add_silent_errors(Config, data)
     try:
         config = Config.model_validate(data)
     except ValidationError as error:

@@ -43,8 +43,6 @@ from etude.store.run_folder import RunFolder
 class _NoEngine:
     """A stand-in for a model of this process. It samples nothing."""
 
-    version = 0
-
     async def complete(self, request: ChatRequest) -> Completion:
         raise EngineError("a check samples nothing")
 
@@ -74,11 +72,18 @@ async def check_config(config: Config, *, play: int = 0) -> tuple[Findings, Esti
             missing = [] if config.workflow is None else config.workflow.missing()
             for each in missing:
                 findings.fail("needs", each)
-            if not missing:
-                await _check_workflow(builder, findings)
-            for tools in config.tools:
-                with findings.catch_errors(f"tools {tools}"):
-                    await _open_tools(await builder.get_tools(tools), findings)
+            with findings.catch_errors("workflow"):
+                if not missing:
+                    workflow = await builder.get_workflow()
+                    workflow.check(complete=True)
+                    kind = "async" if workflow.is_async else "in a thread"
+                    findings.ok("workflow", f"{workflow.name} ({workflow.where}), {kind}")
+                    for tools in workflow.tool_sets:
+                        with findings.catch_errors(f"tools {tools.name}"):
+                            await _open_tools(tools, findings)
+            for each in config.tools:
+                with findings.catch_errors(f"tools {each}"):
+                    await _open_tools(await builder.get_tools(each), findings)
             examples = await _examples(builder, finetuning.run_configuration.dataset, "examples", findings)
             held_out = await _held_out(builder, examples, findings)
             if isinstance(config.workflow, AgentConfig):
@@ -96,9 +101,7 @@ async def check_config(config: Config, *, play: int = 0) -> tuple[Findings, Esti
                 what = f"training {name}" if name else "training"
                 await _check_training(own, what, block, examples, findings)
     if not finetuning.enabled:
-        findings.warn(
-            "finetuning", "not enabled: `etude train` needs `finetuning.enabled: true`, evaluate does not"
-        )
+        findings.warn("finetuning", "not enabled: `etude train` needs `finetuning.enabled: true`")
     check_spending(config, findings)
     played = None
     if play and not findings.has_errors:
@@ -127,17 +130,6 @@ def _check_cluster(config: Config, findings: Findings) -> None:
         file = config.finetuning.run_configuration.config_file
         folder = (file.parent if file is not None else Path()).absolute()
         findings.ok("cluster", f"{cluster.check(folder)}; {general.max_concurrency} episodes at a time")
-
-
-async def _check_workflow(builder: Builder, findings: Findings) -> None:
-    with findings.catch_errors("workflow"):
-        workflow = await builder.get_workflow()
-        workflow.check(complete=True)
-        kind = "async" if workflow.is_async else "in a thread"
-        findings.ok("workflow", f"{workflow.name} ({workflow.where}), {kind}")
-        for tools in workflow.tool_sets:
-            with findings.catch_errors(f"tools {tools.name}"):
-                await _open_tools(tools, findings)
 
 
 async def _open_tools(tools: ToolSet, findings: Findings) -> None:

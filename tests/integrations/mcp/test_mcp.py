@@ -258,7 +258,7 @@ async def test_an_agent_of_a_server_needs_no_code_has_all_tools_and_runs_beside_
 async def test_a_check_lists_the_tools_and_says_why_there_are_none() -> None:
     server = {"_type": "mcp", "command": "python"}
     tools = {"good": server | {"args": [PLAIN]}, "bad": server | {"args": [PLAIN, "dies at once"]}}
-    report = await check_config(parse_config({"tools": tools}))
-    found = {finding.what: finding for finding in report.findings.items}
+    findings, _ = await check_config(parse_config({"tools": tools}))
+    found = {finding.what: finding for finding in findings.items}
     assert (found["tools good"].status, found["tools good"].detail) == ("ok", "odd, die, remember")
     assert found["tools bad"].status == "error" and "no license key" in found["tools bad"].detail
