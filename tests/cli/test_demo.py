@@ -88,13 +88,13 @@ def short(monkeypatch, tmp_path):
     for file in (tmp_path / "files" / "tickets").glob("*.jsonl.txt"):
         file.write_text("".join(file.read_text().splitlines(keepends=True)[:4]))
     monkeypatch.setattr("etude.preflight.starter.FILES", tmp_path / "files")
-    few = {
-        "finetuning.num_epochs": "1",
-        "finetuning.warm_up.steps": "1",
-        "finetuning.warm_up.batch_size": "4",
-        "trajectory_builders.grpo": "{_type: supervised, examples_per_epoch: 2, num_generations: 2}",
-    }
-    monkeypatch.setattr("etude.cli.demo.on_cluster", lambda on: [*few.items()])
+    few = [
+        "finetuning.num_epochs=1",
+        "finetuning.warm_up.steps=1",
+        "finetuning.warm_up.batch_size=4",
+        "trajectory_builders.grpo={_type: supervised, examples_per_epoch: 2, num_generations: 2}",
+    ]
+    monkeypatch.setattr("etude.cli.demo.on_cluster", lambda on: few)
 
 
 @pytest.mark.slow
