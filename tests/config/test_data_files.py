@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from etude.config.data_files import read_csv, read_json_file, read_jsonl, read_parquet
+from etude.config.data_files import read_csv, read_json_list, read_jsonl, read_parquet
 from etude.core.errors import DatasetError
 
 BROKEN = {
@@ -38,7 +38,7 @@ def test_odd_json_is_refused_with_its_line(tmp_path: Path, name: str) -> None:
     whole = write(tmp_path / "rows.json", '[{"id": 1},\n{"id": 2, ' + content + "}]")
     line = 2 if "too large" not in problem else 1  # It is found when all is read.
     with pytest.raises(DatasetError, match=rf"rows\.json:{line}:?\d*: broken JSON: .*{problem}"):
-        read_json_file(whole)
+        list(read_json_list(whole))
 
 
 def test_a_file_of_the_other_kind_is_refused_with_what_to_do(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_file_of_the_other_kind_is_refused_with_what_to_do(tmp_path: Path) -> 
         with pytest.raises(DatasetError, match=r"rows\.jsonl:1:\d+: .*each line is one whole object"):
             list(read_jsonl(write(tmp_path / "rows.jsonl", text)))
     with pytest.raises(DatasetError, match=r"rows\.json:2:1: .*; for one object on each line use .* jsonl"):
-        read_json_file(write(tmp_path / "rows.json", '{"id": 1}\n{"id": 2}\n'))
+        list(read_json_list(write(tmp_path / "rows.json", '{"id": 1}\n{"id": 2}\n')))
 
 
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
@@ -56,7 +56,9 @@ def test_what_is_whole_is_read_as_it_is(tmp_path: Path, mark: str) -> None:
     assert list(read_jsonl(write(tmp_path / "r.jsonl", f"{mark}{text}\r\n"))) == [
         (f"{tmp_path / 'r.jsonl'}:1", row)
     ]
-    assert read_json_file(write(tmp_path / "r.json", f"{mark}[{text}]")) == [row]
+    assert [*read_json_list(write(tmp_path / "r.json", f"{mark}[{text}]"))] == [
+        (f"{tmp_path}/r.json: row 1", row)
+    ]
 
 
 def rows(path: Path, text: str) -> list[Any]:
@@ -106,7 +108,7 @@ def test_parquet_columns_of_one_name_are_refused(tmp_path: Path) -> None:
         list(read_parquet(path))
 
 
-@pytest.mark.parametrize("read", [read_json_file, read_jsonl, read_csv, read_parquet])
+@pytest.mark.parametrize("read", [read_json_list, read_jsonl, read_csv, read_parquet])
 def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path, read: Callable[[Path], Any]) -> None:
     with pytest.raises(DatasetError, match="rows cannot be read: "):
         found = read(tmp_path / "rows")

@@ -130,7 +130,7 @@ def test_ids_made_from_rows_are_stable_and_unique(tmp_path: Path) -> None:
     ("config_type", "text", "message"),
     [
         (JsonlDatasetConfig, '{"id": 1}\n[1]\n', "rows:2: a row must be an object"),
-        (JsonDatasetConfig, '{"id": 1}', "must be a list of objects, found dict; if the file has one"),
+        (JsonDatasetConfig, '{"id": 1}', "must be a list of objects; the file is"),
         (JsonDatasetConfig, "[1]", "rows: row 1: a row must be an object"),
         (CsvDatasetConfig, "id,q\n1\n", "rows:2: this row has fewer fields"),
         (ParquetDatasetConfig, "no parquet", "cannot be read as Parquet"),

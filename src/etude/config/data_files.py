@@ -24,12 +24,16 @@ PlacedRow: TypeAlias = tuple[str, Any]
 """A place, `file:line` or `file: row 3`, and the content."""
 
 
-def read_json_file(path: Path) -> Any:
-    """Return the value of a JSON file. Raises DatasetError."""
+def read_json_list(path: Path) -> Iterator[PlacedRow]:
+    """Yield the values of a JSON file that has a list. Raises DatasetError."""
     with readable(path):
         text = path.read_bytes()
     hint = "the file is one whole list; for one object on each line use the type jsonl"
-    return json_value(text, path, hint=hint)
+    data = json_value(text, path, hint=hint)
+    if not isinstance(data, list):
+        raise DatasetError(f"{path}: a JSON dataset must be a list of objects; {hint}")
+    for number, content in enumerate(data, start=1):
+        yield f"{path}: row {number}", content
 
 
 def read_jsonl(path: Path) -> Iterator[PlacedRow]:

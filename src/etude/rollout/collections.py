@@ -10,7 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal, cast, get_args
 
@@ -18,7 +18,7 @@ from etude.core.episode import SIMULATED_USER, EpisodeRecord, Example
 from etude.core.evaluation import EvalInput, EvaluationRunOutput
 from etude.core.keys import shuffled_forever
 from etude.engines.meter import Purpose, current_purpose, use_purpose
-from etude.rollout.evaluation import Evaluation, EvaluationRequest, merge_outputs
+from etude.rollout.evaluation import Evaluation, OnEpisode, merge_outputs
 from etude.wire.retries import ContextValue
 
 
@@ -139,28 +139,35 @@ class Collections(Evaluation):
         self._collected: dict[int, CollectionStats] = {}
         self._running: set[asyncio.Task[Any] | None] = set()
 
-    async def answer(self, request: EvaluationRequest) -> EvaluationRunOutput:
-        """Collect under a new phase. If there is only one kind of collection, `request.phase` is left out."""
+    async def run(
+        self,
+        examples: Sequence[Example],
+        *,
+        phase: str = "",
+        on_episode: OnEpisode | None = None,
+        **options: Any,
+    ) -> EvaluationRunOutput:
+        """Collect under a new phase. If there is only one kind of collection, `phase` is left out."""
         stage, number = _current_part() or ("train", self._epoch())
         if stage == "train":
             self._check(number)
-        key = phase_name(stage, number, request.phase)
+        key = phase_name(stage, number, phase)
         self._calls[key] += 1
         call = self._calls[key]
         collected = self._collected.setdefault(number, CollectionStats()) if stage == "train" else None
 
-        def on_episode(episode: EpisodeRecord) -> None:
+        def count_episode(episode: EpisodeRecord) -> None:
             if collected is not None:
                 collected.add(episode, self._model)
                 self._observer(number, episode)
-            if request.on_episode is not None:
-                request.on_episode(episode)
+            if on_episode is not None:
+                on_episode(episode)
 
         task = asyncio.current_task()
         self._running.add(task)
         try:
-            output = await self._evaluation.answer(
-                replace(request, phase=collection_phase(key, call), on_episode=on_episode)
+            output = await self._evaluation.run(
+                examples, phase=collection_phase(key, call), on_episode=count_episode, **options
             )
         finally:
             self._running.discard(task)

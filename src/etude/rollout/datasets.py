@@ -12,7 +12,7 @@ from pydantic import Field
 
 from etude.config.builder import Builder
 from etude.config.component import DatasetConfig
-from etude.config.data_files import PlacedRow, read_csv, read_json_file, read_jsonl, read_parquet
+from etude.config.data_files import PlacedRow, read_csv, read_json_list, read_jsonl, read_parquet
 from etude.config.import_path import import_object, user_code
 from etude.config.registry import register_dataset
 from etude.core.episode import Example
@@ -97,19 +97,8 @@ class FileDatasetConfig(RowsConfig):
         raise DatasetError(f"dataset file {path} does not exist{hint}")
 
 
-def _read_list(path: Path) -> Iterator[PlacedRow]:
-    data = read_json_file(path)
-    if not isinstance(data, list):
-        raise DatasetError(
-            f"{path}: a JSON dataset must be a list of objects, found {type(data).__name__}; "
-            f"if the file has one object per line, use the type jsonl"
-        )
-    for number, content in enumerate(data, start=1):
-        yield f"{path}: row {number}", content
-
-
 _READERS: Mapping[str, Callable[[Path], Iterator[PlacedRow]]] = {
-    "json": _read_list,
+    "json": read_json_list,
     "jsonl": read_jsonl,
     "csv": read_csv,
     "parquet": read_parquet,

@@ -9,7 +9,7 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -37,37 +37,16 @@ _CAUSES = 5
 """Most causes of failures that metrics list. The others are only counted by kind."""
 
 _SCORE = "score:"
-_EXAMPLES = 3
-"""Most failures of each kind that the error shows."""
 
 OnEpisode: TypeAlias = Callable[[EpisodeRecord], None]
 OnScore: TypeAlias = Callable[[str, EvalOutputItem], None]
 """Called with the evaluator's name and its score."""
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluationRequest:
-    """A request for episodes and their scores."""
-
-    examples: Sequence[Example]
-    phase: str
-    """Part of the episodes' names, which distinguishes kinds of collections."""
-    generations: int
-    sampling: Mapping[str, Any] | None
-    """Fields of `Sampling` that override the models' own."""
-    on_episode: OnEpisode | None
-    """Called with each episode when it ends. An exception from it ends the run."""
-    on_score: OnScore | None
-    """Called with each score when it is made. An exception from it ends the run."""
-    keep_episodes: bool
-    """If False, items come back without their episode, so that memory does not grow with the calls."""
-    widths: Any
-    """Answers for each turn of a protocol, which replace the workflow's `widths`; None keeps them."""
-
-
 class Evaluation(ABC):
-    """Runs and scores episodes. Callers use `run`; subclasses implement `answer`."""
+    """Runs and scores episodes."""
 
+    @abstractmethod
     async def run(
         self,
         examples: Sequence[Example],
@@ -82,18 +61,14 @@ class Evaluation(ABC):
     ) -> EvaluationRunOutput:
         """Run `generations` episodes on each example, and return items ordered by example, then generation.
 
-        The arguments are the fields of `EvaluationRequest`. Raises ErrorBudgetExceeded if too many episodes
-        or scores failed, and any exception of a callback.
-        """
-        return await self.answer(
-            EvaluationRequest(
-                examples, phase, generations, sampling, on_episode, on_score, keep_episodes, widths
-            )
-        )
+        `phase` is a part of the episodes' names, which distinguishes kinds of collections. `sampling` has
+        fields of `Sampling` that override the models' own. The callbacks get each episode when it ends, and
+        each score when it is made; an exception from them ends the run. Without `keep_episodes`, items come
+        back without their episode, so that memory does not grow with the calls. `widths` are the answers for
+        each turn of a protocol, which replace the workflow's `widths`.
 
-    @abstractmethod
-    async def answer(self, request: EvaluationRequest) -> EvaluationRunOutput:
-        """Return the episodes and scores for a request."""
+        Raises ErrorBudgetExceeded if too many episodes or scores failed.
+        """
 
 
 def make_item(record: EpisodeRecord) -> EvalInputItem:
@@ -170,12 +145,10 @@ class ErrorBudget:
                 raise self._budget_error(f"{failed} of {scores} episodes have no score from '{evaluator}'")
 
     def _budget_error(self, excess: str) -> ErrorBudgetExceeded:
-        """Return the error, with each kind's count and first failures, the most frequent kind first."""
+        """Return the error with the most frequent causes."""
         lines = [f"{excess}, more than the error budget of {100 * self.share:g} % allows:"]
-        for kind, count in self.counts.most_common():
-            of_kind = [failure for failure in self.failures if failure.kind == kind]
-            lines.append(f"  {kind}: {count}")
-            lines += [f"    {failure.episode}: {failure.reason}" for failure in of_kind[:_EXAMPLES]]
+        for cause in merge_causes(self.failures)[:_CAUSES]:
+            lines.append(f"  {cause.kind}: {cause.count}, as in {cause.episode}: {cause.reason}")
         lines.append(
             "All other episodes and scores are kept. Fix the cause and resume the run, or raise the budget."
         )
@@ -330,7 +303,18 @@ class EvaluationRun(Evaluation):
         self._error_budget = error_budget
         self._scorer = Scorer(evaluators, journal, timeout=timeout, max_concurrency=max_concurrency)
 
-    async def answer(self, request: EvaluationRequest) -> EvaluationRunOutput:
+    async def run(
+        self,
+        examples: Sequence[Example],
+        *,
+        phase: str = "",
+        generations: int = 1,
+        sampling: Mapping[str, Any] | None = None,
+        on_episode: OnEpisode | None = None,
+        on_score: OnScore | None = None,
+        keep_episodes: bool = True,
+        widths: Any = None,
+    ) -> EvaluationRunOutput:
         """Run and score the episodes that the journal does not have yet.
 
         `phase` is unique for each set of weights. An episode is named `<phase>/<example>/<generation>`. An
@@ -339,18 +323,24 @@ class EvaluationRun(Evaluation):
         Raises ErrorBudgetExceeded if too many episodes or scores failed. Then failures are forgotten, so that
         a resumed run retries them. Everything else is kept.
         """
-        counts = Counter(example.id for example in request.examples)
+        counts = Counter(example.id for example in examples)
         if twice := [name for name, count in counts.items() if count > 1]:
             raise RequestError(f"{len(twice)} example ids occur more than once; the first is {twice[0]!r}")
-        phase = request.phase or "eval"
-        jobs = [job for example in request.examples for job in _jobs(example, phase, request)]
+        phase, jobs = phase or "eval", list[EpisodeJob]()
+        for example in examples:
+            # A logged example gets a job for each of its episodes.
+            logged = example if isinstance(example, LoggedExample) else None
+            plain = example if logged is None else Example(example.id, example.inputs, example.expected)
+            for generation in range(generations if logged is None else logged.episodes):
+                name = f"{phase}/{example.id}/{generation}"
+                jobs.append(EpisodeJob(name, plain, generation, sampling or {}, logged, widths))
         gathering = ScoreCollector(
             [(job.example.id, job.generation) for job in jobs],
             self._scorer,
             self._error_budget,
-            keep_episodes=request.keep_episodes,
-            on_episode=request.on_episode,
-            on_score=request.on_score,
+            keep_episodes=keep_episodes,
+            on_episode=on_episode,
+            on_score=on_score,
             wait_for_calls=self._collector.wait_for_calls,
         )
         try:
@@ -437,12 +427,3 @@ async def forget_failures(journal: Journal, is_open: Callable[[str], bool]) -> C
     for key in failures:
         await journal.forget(key)
     return Counter(failures.values())
-
-
-def _jobs(example: Example, phase: str, request: EvaluationRequest) -> Iterator[EpisodeJob]:
-    """Yield the jobs for an example. A logged example gets one for each of its episodes."""
-    logged = example if isinstance(example, LoggedExample) else None
-    plain = example if logged is None else Example(example.id, example.inputs, example.expected)
-    for generation in range(request.generations if logged is None else logged.episodes):
-        name = f"{phase}/{example.id}/{generation}"
-        yield EpisodeJob(name, plain, generation, request.sampling or {}, logged, request.widths)

@@ -20,7 +20,7 @@ from pydantic_core import to_json
 
 from etude.config.builder import Builder
 from etude.config.component import DatasetConfig
-from etude.config.data_files import read_json_file, read_jsonl, read_parquet
+from etude.config.data_files import read_json_list, read_jsonl, read_parquet
 from etude.config.registry import register_dataset
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.conversion import written
@@ -175,7 +175,8 @@ def read_log(files: Sequence[Path], *, hold_out: float = 0.2) -> tuple[list[Epis
     chats: list[Chat] = []
     traces: dict[str, Chat] = {}
     left_out: dict[str, dict[str, Any]] = {}
-    for where, row in (pair for file in files for pair in _rows(file)):
+    readers = {".parquet": read_parquet, ".json": read_json_list}
+    for where, row in (row for file in files for row in readers.get(file.suffix, read_jsonl)(file)):
         try:
             read = validate_body(_Row, row)
             found = read.chats()
@@ -209,21 +210,15 @@ def read_log(files: Sequence[Path], *, hold_out: float = 0.2) -> tuple[list[Epis
     )
 
 
-def _rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Yield each row with its place. Raises DatasetError."""
-    if path.suffix == ".parquet":
-        yield from read_parquet(path)
-    elif path.suffix == ".json":
-        data = read_json_file(path)
-        for index, item in enumerate(data if isinstance(data, list) else [data], start=1):
-            yield f"{path}: row {index}", item
-    else:
-        yield from read_jsonl(path)
-
-
 def chat_episodes(chats: Sequence[Chat], hold_out: float) -> Iterator[EpisodeRecord]:
     """Yield each chat as an episode. Chats that began with the same prompt share an example."""
-    examples = [_make_example(chat) for chat in chats]
+    examples = []
+    for chat in chats:
+        first = chat.calls[0].request
+        messages, tools = list(first.messages), list(first.tools)
+        inputs = {"messages": messages, "tools": tools} if tools else {"messages": messages}
+        key = content_hash([[*map(message_key, messages)], tools, chat.expected])
+        examples.append(Example(key, inputs, chat.expected))
     order = sorted({example.id for example in examples}, key=lambda name: fold(0, "hold out", name))
     # With two prompts or more, hold out at least one, unless the share is 0.
     least = 1 if hold_out and len(order) > 1 else 0
@@ -247,14 +242,6 @@ def chat_episodes(chats: Sequence[Chat], hold_out: float) -> Iterator[EpisodeRec
             events=tuple(Event("score", len(calls) - 1, v, "", score) for score, v in chat.scores.items()),
             output=None if last is None else written(last.message),
         )
-
-
-def _make_example(chat: Chat) -> Example:
-    first = chat.calls[0].request
-    messages, tools = list(first.messages), list(first.tools)
-    inputs = {"messages": messages, "tools": tools} if tools else {"messages": messages}
-    key = content_hash([[*map(message_key, messages)], tools, chat.expected])
-    return Example(key, inputs, chat.expected)
 
 
 async def write_run(run: RunFolder, episodes: Iterable[EpisodeRecord], imported: Imported) -> None:
