@@ -127,8 +127,6 @@ async def test_a_compressed_body_is_refused_by_name() -> None:
     ("headers", "key"),
     [
         ({"authorization": "Bearer  a b "}, "a b"),
-        ({"authorization": "Basic YW55OmtleQ=="}, "key"),
-        ({"authorization": "Basic ?"}, ""),
         ({"x-api-key": "key"}, "key"),
         ({}, ""),
     ],

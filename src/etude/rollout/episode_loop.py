@@ -193,23 +193,19 @@ class ProgramFolder:
             except OSError as error:
                 reason = f"cannot start {command[0]!r} in {cwd}: {error.strerror}"
                 raise EpisodeError(f"{reason}; install it, or give its full path") from error
-            returncode = await _end_process(process, lifeline, limit)
+            returncode: int | None = None
+            try:
+                async with asyncio.timeout(limit):
+                    returncode = await process.wait()
+            except TimeoutError:
+                pass
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                os.close(lifeline)
+                await asyncio.shield(process.wait())
             seconds = time.monotonic() - started
             return ProgramResult(returncode, _tail(stdout.fileno()), _tail(stderr.fileno()), seconds)
-
-
-async def _end_process(process: asyncio.subprocess.Process, lifeline: int, limit: float | None) -> int | None:
-    """Return the exit status, or None after a timeout. Kill the process group in any case."""
-    try:
-        async with asyncio.timeout(limit):
-            return await process.wait()
-    except TimeoutError:
-        return None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        os.close(lifeline)
-        await asyncio.shield(process.wait())
 
 
 def _tail(file: int) -> str:

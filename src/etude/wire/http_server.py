@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import errno
 import hmac
@@ -139,15 +138,11 @@ def is_key(shown: str, expected: str) -> bool:
 def shown_key(headers: Mapping[str, str]) -> str:
     """Return a request's key, or an empty string.
 
-    Read from `Authorization: Bearer`; from `x-api-key`, as Anthropic's clients send it; or from the password
-    in an address `http://any:key@host`, because some clients can send nothing else.
+    Read from `Authorization: Bearer`, or from `x-api-key`, as Anthropic's clients send it.
     """
     scheme, _, value = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return value.strip()
-    if scheme.lower() == "basic":
-        with contextlib.suppress(ValueError):
-            return base64.b64decode(value, validate=True).decode().partition(":")[2]
     return headers.get("x-api-key", "")
 
 
