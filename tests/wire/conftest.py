@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from etude.wire.endpoint import EndpointServer
+from etude.wire.http_server import EndpointServer
 from tests.cli.conftest import base, local, project
 
 __all__ = ["base", "local", "project"]

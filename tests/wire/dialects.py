@@ -13,7 +13,7 @@ from etude.core.errors import EngineError
 from etude.core.message import Message
 from etude.wire.answers import RecordedCompletion
 from etude.wire.dialect import ChatBody
-from etude.wire.endpoint import Endpoint
+from etude.wire.http_server import Endpoint
 
 ASK = [{"role": "user", "content": "hi"}]
 TOOL_CALL = {"id": "call_7", "type": "function", "function": {"name": "add", "arguments": '{"a":1,  "b":2}'}}

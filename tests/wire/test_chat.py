@@ -17,10 +17,9 @@ from etude.core.errors import EngineError, EpisodeError, RequestError
 from etude.wire.answers import AnswerHeader, RecordedCompletion
 from etude.wire.chat import ChatDialect, CompletionsDialect
 from etude.wire.dialect import AnswerMemory, ChatBody
-from etude.wire.endpoint import EndpointServer
-from etude.wire.forms import plain_messages
 from etude.wire.gateway import recording_client
-from etude.wire.sampling import change_sampling
+from etude.wire.http_server import EndpointServer
+from etude.wire.request_body import change_sampling, plain_messages
 from tests.support import tool_call
 from tests.wire.dialects import ASK, CALLING, openai_client
 

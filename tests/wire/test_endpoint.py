@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from etude.core.message import Message
 from etude.wire.answers import RecordedCompletion
 from etude.wire.dialect import AnswerMemory, ChatBody, Dialect, arguments_object, arguments_text
-from etude.wire.endpoint import Endpoint, EndpointServer
 from etude.wire.gateway import Gateway
+from etude.wire.http_server import Endpoint, EndpointServer
 from etude.wire.messages import MessagesDialect
 from etude.wire.responses import ResponsesDialect
 from tests.wire.dialects import ASK, Scripted, completion, openai_client

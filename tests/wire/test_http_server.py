@@ -124,12 +124,7 @@ async def test_a_compressed_body_is_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("headers", "key"),
-    [
-        ({"authorization": "Bearer  a b "}, "a b"),
-        ({"x-api-key": "key"}, "key"),
-        ({}, ""),
-    ],
+    ("headers", "key"), [({"authorization": "Bearer  a b "}, "a b"), ({"x-api-key": "key"}, "key"), ({}, "")]
 )
 def test_where_a_key_is_shown(headers: dict[str, str], key: str) -> None:
     assert shown_key(headers) == key

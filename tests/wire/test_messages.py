@@ -11,8 +11,8 @@ from openai.types.responses import Response
 from etude.core.call import Completion, Constraint, Delta
 from etude.wire.answers import AnswerHeader
 from etude.wire.dialect import AnswerMemory, ChatBody
-from etude.wire.endpoint import Endpoint, EndpointServer
 from etude.wire.gateway import recording_client
+from etude.wire.http_server import Endpoint, EndpointServer
 from etude.wire.responses import ResponsesDialect
 from tests.wire.dialects import ASK, CALLING, TOOL_CALL, Scripted, anthropic_client, completion
 

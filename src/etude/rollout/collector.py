@@ -30,8 +30,8 @@ from etude.rollout.workflow import Workflow
 from etude.store.episodes import encode_episode, read_episode, write_episode
 from etude.store.journal import Steps
 from etude.wire.dialect import ERROR_HEADER
-from etude.wire.endpoint import EndpointServer
-from etude.wire.sampling import change_sampling
+from etude.wire.http_server import EndpointServer
+from etude.wire.request_body import change_sampling
 
 _SETTLE_SECONDS = 30.0
 """Seconds to wait for calls under way before an orderly stop of a run."""

@@ -26,12 +26,12 @@ from etude.rollout.reply import Reply, as_response_format, describe_tools, make_
 from etude.rollout.tools import EpisodeTools, SyncTools, Tools
 from etude.wire.answers import AnswerHeader, RecordedCompletion
 from etude.wire.dialect import AnswerMemory, ChatBody
-from etude.wire.forms import choose_tool, plain_messages, read_format
+from etude.wire.request_body import choose_tool, plain_messages, read_format
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
-    from etude.wire.endpoint import Endpoint, EndpointServer
+    from etude.wire.http_server import Endpoint, EndpointServer
 
 P = ParamSpec("P")
 T = TypeVar("T")

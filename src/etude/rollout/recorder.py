@@ -24,8 +24,8 @@ from etude.engines.meter import Role, asking_for
 from etude.store.episodes import CallReader, call_key, encode_call, shared_messages
 from etude.store.journal import Json, Steps
 from etude.wire.dialect import ChatBody, model_object
+from etude.wire.request_body import change_sampling
 from etude.wire.retries import ContextValue, count_retries
-from etude.wire.sampling import change_sampling
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 

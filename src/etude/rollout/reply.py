@@ -18,7 +18,7 @@ from etude.core.call import Call
 from etude.core.errors import RequestError
 from etude.core.json_text import plain
 from etude.core.message import Message, Tool, tool_arguments
-from etude.wire.forms import check_conversation
+from etude.wire.request_body import check_conversation
 
 
 @dataclass(frozen=True, slots=True)

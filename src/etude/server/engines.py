@@ -31,8 +31,8 @@ from etude.wire.dialect import AnswerMemory, ChatBody
 from etude.wire.gateway import Gateway
 from etude.wire.http_server import ApiError
 from etude.wire.messages import MessagesBody
+from etude.wire.request_body import apply_checked
 from etude.wire.responses import ResponsesBody
-from etude.wire.sampling import apply_checked
 
 _LOG = logging.getLogger("etude.server")
 

@@ -26,7 +26,7 @@ from etude.server.database import FILES, Order, Page, Row, fetch_page, fetch_row
 from etude.server.guard import not_found
 from etude.store.files import open_draft, open_private
 from etude.wire.http_server import ApiError
-from etude.wire.sampling import validate_body
+from etude.wire.request_body import validate_body
 
 _LONGEST_LINE = 16 * 2**20
 

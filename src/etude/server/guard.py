@@ -29,7 +29,7 @@ from etude.wire.http_server import (
     require_own_name,
     shown_key,
 )
-from etude.wire.sampling import describe_problems
+from etude.wire.request_body import describe_problems
 
 _LOG = logging.getLogger("etude.server")
 

@@ -14,7 +14,7 @@ from etude.core.errors import alternatives
 from etude.core.keys import content_hash
 from etude.core.sample import Kind
 from etude.core.trajectory import Method
-from etude.wire.sampling import Flag
+from etude.wire.request_body import Flag
 
 _Key = Annotated[str, Field(min_length=1, max_length=64)]
 _Value = Annotated[str, Field(max_length=512)]

@@ -12,18 +12,22 @@ from etude.core.errors import RequestError
 from etude.core.message import Message, Tool, message_text
 from etude.wire.answers import AnswerHeader, RecordedCompletion, TokenLogprob
 from etude.wire.dialect import ChatBody, Dialect, Event, Stream
-from etude.wire.forms import (
+from etude.wire.request_body import (
     FORM_FIELDS,
     Effort,
+    Flag,
+    Integer,
+    Neutral,
+    RequestBody,
     Wish,
     check_conversation,
     choose_tool,
     only_one,
     read_format,
     read_structured,
+    validate_body,
     without_unset,
 )
-from etude.wire.sampling import Flag, Integer, Neutral, RequestBody, validate_body
 
 _MOST_ANSWERS = 4096
 """Maximum number of answers to one request."""

@@ -1,4 +1,7 @@
-"""The common part of Etude's HTTP servers: sockets, request checks, keys, and error responses."""
+"""The common part of Etude's HTTP servers: sockets, request checks, keys, and error responses.
+
+And the server that records the calls of agents in another process or language.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,25 @@ import errno
 import hmac
 import ipaddress
 import logging
+import secrets
 import socket
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from etude.core.errors import RequestError
 from etude.core.process import allow_open_files
-from etude.wire.gateway import find_dialect
+from etude.wire.dialect import AnswerMemory
+from etude.wire.gateway import Gateway, Handler, Readers, find_dialect
 
 if TYPE_CHECKING:
     import uvicorn
@@ -240,3 +246,78 @@ class BackgroundServer:
         """Stop listening and end the requests in progress."""
         self._server.should_exit = True
         await self._task
+
+
+_HOST = "127.0.0.1"
+_WRONG_KEY = "the API key belongs to no running episode; use the base_url and api_key of episode.endpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """The address to which an agent sends requests to record them into one episode.
+
+    It serves chat completions, completions, the Responses API and Anthropic's messages, all with streams,
+    and also the list of models and token counts.
+    """
+
+    base_url: str
+    """Ends in `/v1`, as the OpenAI SDKs expect."""
+    api_key: str = field(repr=False)
+
+    @property
+    def anthropic_base_url(self) -> str:
+        """The base URL without `/v1`, as the Anthropic SDKs expect."""
+        return self.base_url.removesuffix("/v1")
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables that point the OpenAI and Anthropic SDKs of another process here."""
+        return {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_KEY": self.api_key,
+            "ANTHROPIC_BASE_URL": self.anthropic_base_url,
+            "ANTHROPIC_API_KEY": self.api_key,
+        }
+
+
+class EndpointServer:
+    """One HTTP server on the loopback interface; each episode has its own key."""
+
+    def __init__(self) -> None:
+        self._gateways: dict[str, Gateway] = {}
+        """By key."""
+        self._base_url = ""
+        self._server: BackgroundServer | None = None
+
+    def open(
+        self, handler: Handler, memory: AnswerMemory | None = None, readers: Readers | None = None
+    ) -> Endpoint:
+        """Create a key; `handler` answers requests with it. Starts the server on the running event loop.
+
+        `memory` has the answers to the episode's other clients; `readers` are the models.
+        """
+        if self._server is None:
+            listening = listen(_HOST, 0)
+            self._base_url = f"http://{_HOST}:{listening.getsockname()[1]}/v1"
+            self._server = BackgroundServer(RequestChecks(self._record), listening)
+        key = f"etude-{secrets.token_urlsafe(32)}"
+        self._gateways[key] = Gateway(handler, memory, readers)
+        return Endpoint(self._base_url, key)
+
+    def revoke(self, endpoint: Endpoint) -> None:
+        """Refuse the endpoint's key from now on."""
+        self._gateways.pop(endpoint.api_key, None)
+
+    async def close(self) -> None:
+        """Stop listening and end the requests in progress. A second call does nothing."""
+        if self._server is not None:
+            await self._server.close()
+            self._server = None
+
+    async def _record(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        if (gateway := self._gateways.get(shown_key(request.headers))) is None:
+            raise ApiError(401, _WRONG_KEY, code="invalid_api_key")
+        body = await request.body()
+        answer = await gateway.answer(request.method, request.url.path, request.headers, body)
+        await answer.as_starlette()(scope, receive, send)

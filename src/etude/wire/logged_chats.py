@@ -38,9 +38,8 @@ from etude.store.journal import Journal
 from etude.store.log import ModelLog
 from etude.store.run_folder import RunFolder
 from etude.wire.client import parse_completion
-from etude.wire.forms import check_conversation, plain_messages
+from etude.wire.request_body import check_conversation, plain_messages, validate_body
 from etude.wire.retries import Refusal, Retryable
-from etude.wire.sampling import validate_body
 
 CHATS, HELD_OUT = "chats", "held_out"
 """The phases of a run of chats: those to learn from, and those with held-out prompts."""

@@ -23,8 +23,19 @@ from etude.wire.dialect import (
     as_parts,
     tool_call,
 )
-from etude.wire.forms import Effort, check_conversation, choose_tool, only_one, read_format
-from etude.wire.sampling import Flag, Integer, Neutral, RequestBody, Stops, validate_body
+from etude.wire.request_body import (
+    Effort,
+    Flag,
+    Integer,
+    Neutral,
+    RequestBody,
+    Stops,
+    check_conversation,
+    choose_tool,
+    only_one,
+    read_format,
+    validate_body,
+)
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 _ERROR_TYPES = {

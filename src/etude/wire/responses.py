@@ -15,8 +15,20 @@ from etude.core.errors import RequestError
 from etude.core.message import Message, Tool
 from etude.wire.answers import AnswerHeader, RecordedCompletion
 from etude.wire.dialect import BlockStream, ChatBody, Dialect, Event, Kind, Stream, as_parts, tool_call
-from etude.wire.forms import Effort, Wish, check_conversation, choose_tool, only_one, read_format
-from etude.wire.sampling import BOOKKEEPING, Flag, Integer, Neutral, RequestBody, validate_body
+from etude.wire.request_body import (
+    BOOKKEEPING,
+    Effort,
+    Flag,
+    Integer,
+    Neutral,
+    RequestBody,
+    Wish,
+    check_conversation,
+    choose_tool,
+    only_one,
+    read_format,
+    validate_body,
+)
 
 _REPEATED = ("instructions", "previous_response_id", "temperature", "top_p", "max_output_tokens", "reasoning")
 """Request fields that the response repeats."""
