@@ -22,7 +22,6 @@ from typing import Any
 
 from common import parse_arguments, print_json, print_table, progress, silent
 
-import etude
 from etude.core.stats import estimate
 
 CALCULATOR, TICTACTOE = "calculator", "tictactoe"
@@ -61,6 +60,8 @@ class Learning:
     seed: int
     before: Measured
     after: Measured
+    greedy: Measured
+    """After training, at temperature 0."""
     curve: list[Point]
     seconds: float
     cpu_seconds: float
@@ -105,15 +106,24 @@ def learn(seed: int, task: str = CALCULATOR) -> Learning:
         options = ["--task", task, "--seed", str(seed), "--out", folder]
         command = [sys.executable, "-m", "etude", "demo", "--json", *options]
         events = list(run(command, start))
-        summary = etude.load_run("training", output_dir=Path(folder) / "runs").summary
     seconds, after = time.perf_counter() - start, resource.getrusage(resource.RUSAGE_CHILDREN)
     curve = [
         Point(event["epoch"], event["at"], event["cpu"], event["metrics"]["avg_reward"])
         for event in events
         if event["event"] == "trained"
     ]
+    told = next(event for event in events if event["event"] == "demo")
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return Learning(seed, measured(summary["before"]), measured(summary["after"]), curve, seconds, cpu, task)
+    return Learning(
+        seed,
+        measured(told["before"]),
+        measured(told["after"]),
+        measured(told["greedy"]),
+        curve,
+        seconds,
+        cpu,
+        task,
+    )
 
 
 def run(command: Sequence[str], start: float) -> Iterator[dict[str, Any]]:
@@ -135,9 +145,9 @@ def read_cpu_seconds(pid: int) -> float | None:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measured(validation: dict[str, Any]) -> Measured:
-    """The reward of a validation."""
-    [scores] = validation["evaluators"].values()
+def measured(evaluation: dict[str, Any]) -> Measured:
+    """The reward of an evaluation."""
+    scores = evaluation["scores"][evaluation["reward"]]
     return Measured(scores["mean"], scores["low"], scores["high"], scores["n"])
 
 
@@ -150,6 +160,7 @@ def as_json(runs: Sequence[Learning], games: Sequence[Learning] = ()) -> dict[st
     found = {
         "score_before": before.score,
         "score_after": after.score,
+        "score_after_greedy": pooled([one.greedy for one in runs]).score,
         "ci95_before": [before.low, before.high],
         "ci95_after": [after.low, after.high],
         "seconds_total": statistics.median(one.seconds for one in runs),
@@ -186,7 +197,7 @@ def print_results(runs: Sequence[Learning]) -> None:
     first = runs[0]
     print_table(
         f"The demo '{first.task}', {first.after.n} held-out episodes at temperature 1",
-        ("seed", "before", "after", f"s to {first.target}", "CPU s", "s in all", "CPU s"),
+        ("seed", "before", "after", "greedy", f"s to {first.target}", "CPU s", "s in all", "CPU s"),
         [_seed_row(one) for one in runs],
         [],
     )
@@ -206,6 +217,7 @@ def _seed_row(one: Learning) -> tuple[str, ...]:
         str(one.seed),
         f"{one.before.score:.3f} [{one.before.low:.3f}, {one.before.high:.3f}]",
         f"{one.after.score:.3f} [{one.after.low:.3f}, {one.after.high:.3f}]",
+        f"{one.greedy.score:.3f}",
         _seconds(one.seconds_to_target),
         _seconds(one.cpu_seconds_to_target),
         _seconds(one.seconds),

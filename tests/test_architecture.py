@@ -43,6 +43,7 @@ ROOMS = [
     "show",
     "run",
     "verbs",
+    "lost_versions",
     "preflight",
     "server",
     "view",

@@ -116,9 +116,11 @@ def project(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> Path
     return tmp_path
 
 
-def test_a_run_has_its_best_and_its_last_version_on_the_disk(project: Path) -> None:
+def test_a_run_has_its_best_and_its_last_version_on_the_disk_and_exports_any(
+    project: Path, calls: list[str]
+) -> None:
     assert etude("train", "config.yml", "--name", "run").exit_code == 0
-    run = project / "runs" / "run"
+    run, played = project / "runs" / "run", len(calls)
     kept = {path.name for path in (run / "checkpoints").glob("v?")}
     shown = json.loads(etude("runs", "show", "run", "--json").stdout)["history"]
     rewards = {entry["version"]["number"]: entry["metrics"]["avg_reward"] for entry in shown["validations"]}
@@ -129,7 +131,12 @@ def test_a_run_has_its_best_and_its_last_version_on_the_disk(project: Path) -> N
     versions = [entry["version"]["number"] for entry in shown["epochs"]]
     gone = next(number for number in versions if f"v{number}" not in kept)
     exported = etude("export", "run", "--version", f"v{gone}")
-    assert exported.exit_code == 2 and f"the weights of v{gone} of run run were not kept" in exported.stderr
+    assert exported.exit_code == 0, exported.output
+    assert f"run:v{gone} is not on the disk: it is trained again" in exported.stderr
+    assert len(calls) == played and "bit for bit" not in exported.stderr
+    assert {path.name for path in (run / "checkpoints").glob("v?")} == kept
+    assert [path.name for path in (run / "export").iterdir()] == [f"v{gone}"]
+    assert (run / f"export/v{gone}/model.safetensors").is_file()
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ def small_example(tmp_path, monkeypatch):
     source.mkdir(parents=True)
     for name, text in (("agent.py", AGENT), ("base.py", BASE), ("config.yml", CONFIG)):
         (source / name).write_text(text)
-    monkeypatch.setattr("etude.preflight.starter.examples_folder", lambda: source.parent)
+    monkeypatch.setattr("etude.preflight.demo.examples_folder", lambda: source.parent)
     here = tmp_path / "here"
     here.mkdir()
     monkeypatch.chdir(here)
@@ -66,11 +66,14 @@ def small_example(tmp_path, monkeypatch):
 def test_an_agent_is_made_trained_and_measured_in_a_new_folder(small_example):
     (small_example / "demo-calculator").mkdir()
     shown = succeed("demo")
-    run = "demo-calculator-2/runs/training"
-    for text in ("A tiny model", "epochs          1 trained", f"{run}/reward_plot.png"):
+    for text in ("before", "after, greedy", "varied (reward)", "reward_plot.png", "demo-calculator-2/model"):
         assert text in shown.stdout
-    assert shown.stdout.rstrip().splitlines()[-1] == f"next: etude export {run}"
-    assert (small_example / run / "reward_plot.png").stat().st_size > 1000
+    assert shown.stdout.count("- user: ") == 2, "one example, before and after"
+    assert shown.stdout.rstrip().splitlines()[-1].startswith("next: etude init my_agent")
+    folder = small_example / "demo-calculator-2"
+    assert (folder / "runs/training/reward_plot.png").stat().st_size > 1000
+    assert "before training (v0) |" in (folder / "model/README.md").read_text()
+    assert etude("evaluate", folder / "config.yml", "--model", folder / "model").exit_code == 0
 
 
 def test_a_demo_is_not_written_over(small_example):
@@ -98,15 +101,19 @@ def short(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_model_that_is_there_is_trained(short, tmp_path, monkeypatch):
+def test_a_model_that_is_there_is_measured_at_three_points(short, tmp_path, monkeypatch):
     texts = (FILES / "tickets" / "train.jsonl.txt").read_text()
     build_policy(build_tokenizer([texts]), 0, TinyShape(max_context=2048)).export(tmp_path / "tiny")
-    monkeypatch.setattr("etude.preflight.starter.packaged_folder", lambda: tmp_path / "tiny")
+    monkeypatch.setattr("etude.preflight.demo.packaged_folder", lambda: tmp_path / "tiny")
     monkeypatch.chdir(tmp_path)
     shown = succeed("demo", "--real")
-    assert "demo-real/runs/training/reward_plot.png" in shown.stdout
+    for text in ("after demonstrations", "after, greedy", "reward_plot.png", "demo-real/model"):
+        assert text in shown.stdout
+    assert shown.stdout.count("- user: ") == 2, "one example, before and after"
     told = events(etude("demo", "--real", "--json").stdout)[-1]
-    assert told["event"] == "finished" and (tmp_path / "demo-real-2/runs/training").is_dir()
+    stages = [told[when] for when in ("before", "demonstrated", "after", "greedy")]
+    assert all(stage["scores"]["all_right"]["n"] == 4 for stage in stages)
+    assert [*told["transcripts"]] == ["before", "after"] and told["folder"].endswith("demo-real-2")
 
 
 @pytest.mark.usefixtures("hub_away")

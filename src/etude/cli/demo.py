@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from etude.cli.command import AsJson, OnCluster, on_cluster, option, refuse, run_async
-from etude.cli.console import say, shown_path, unused_folder
-from etude.cli.train import train_and_show
+from etude.cli import hints
+from etude.cli.command import AsJson, OnCluster, on_cluster, on_error, option, refuse, run_async
+from etude.cli.console import emit, next_step, say, shown_path, table, unused_folder
 
+if TYPE_CHECKING:
+    from etude.preflight.demo import DemoReport
 Task = Literal["calculator", "tictactoe", "sort", "extraction"]
 
 
@@ -23,18 +25,16 @@ def demo(
 ) -> None:
     """Watch a tiny model learn: no GPU, no download, no account. With --real, a pretrained one learns.
 
-    The tiny model is made from scratch and warmed up. Then it is trained as `etude train` does, with the
-    config in the folder.
+    The tiny model is made from scratch and warmed up. Then it is trained through the ordinary machinery:
+    config, workflow, evaluators, trajectory builder, local adapter, store.
 
     The calculator takes 28 to 31 s on two idle cores. The first run there took 73 s, and one on a busy
     machine 199 s.
     """
     if real:
         refuse("--real, where one task is learnt", task=task)
-    from etude.config.load import load_config
-    from etude.loop.lifecycle import new_run
     from etude.models.source import PACKAGED
-    from etude.preflight.starter import PRETRAINED, TASKS, make_demo_model, write_demo
+    from etude.preflight.demo import PRETRAINED, TASKS, run_demo
     from etude.show.progress import progress_for
 
     learned = PRETRAINED if real else task or "calculator"
@@ -43,12 +43,39 @@ def demo(
         pretrained = f"{PACKAGED} learns to read customers' messages into the fields of a ticket."
         say(pretrained if real else f"A tiny model, made from scratch on this machine, {TASKS[learned]}.")
         say(f"Everything is written to {shown_path(folder)}.\n")
-    write_demo(learned, folder)
-    if not real:
-        with progress_for(json=as_json) as progress:
-            run_async(make_demo_model(folder, seed, progress))
-    output_dir = json.dumps(str(folder / "runs"), ensure_ascii=False)
-    overrides = [f"finetuning.seed={seed}", f"finetuning.output_dir={output_dir}", *on_cluster(on)]
-    settings = load_config(folder / "config.yml", overrides)
-    with new_run(settings, "training") as run:
-        train_and_show(settings, run, as_json=as_json)
+    kind = ["--real"] if real else ["--task", learned]
+
+    def again() -> str:
+        """Return the command that repeats the demo in another folder."""
+        elsewhere = [] if out is None else ["--out", shown_path(unused_folder(out))]
+        return hints.command("demo", *kind, "--seed", str(seed), *elsewhere)
+
+    with on_error(again), progress_for(json=as_json) as progress:
+        report = run_async(run_demo(learned, seed, folder, progress, on_cluster(on)))
+    if as_json:
+        emit({"event": "demo", "task": learned, "seed": seed, **asdict(report)})
+    else:
+        _show(report)
+
+
+def _show(report: DemoReport) -> None:
+    from etude.core.history import Score
+
+    stages = {"before": report.before, "after demonstrations": report.demonstrated, "after": report.after}
+    stages["after, greedy"] = report.greedy
+    measured = {when: stage["scores"] for when, stage in stages.items() if stage is not None}
+    rows = []
+    for name, last in report.after["scores"].items():
+        label = f"{name} (reward)" if name == report.after["reward"] else name
+        means = (Score.model_validate(scores[name]).interval for scores in measured.values())
+        rows.append((label, *means, last["n"]))
+    say()
+    title = "mean and 95 % interval over held-out episodes, at temperature 1"
+    table(("", *measured, "episodes"), rows, title=title)
+    for when, transcript in report.transcripts.items():
+        say(f"{when} training\n{transcript}")
+    say(f"plot            {shown_path(report.plot)}")
+    say(f"trained model   {shown_path(report.model)}")
+    say(f"agent, config   {shown_path(report.folder)}")
+    say(f"took            {report.seconds:.0f} s")
+    next_step(hints.new_project())

@@ -239,14 +239,7 @@ class Copies:
             database, facts, archive = stage / DATABASE, stage / FACTS, stage / ARCHIVE
             sizes = {name: size for name, (_, size, _) in files.items()}
             facts.write_text(json.dumps({"taken": time.time(), "files": sizes}), encoding="utf-8")
-            try:
-                with (
-                    closing(open_database(self._run / DATABASE, read_only=True)) as journal,
-                    closing(sqlite3.connect(database)) as copy,
-                ):
-                    journal.backup(copy)  # As of one commit, even while it is written.
-            except sqlite3.Error as error:
-                raise store_error(self._run / DATABASE, error) from error
+            copy_journal(self._run, database)
             members = {DATABASE: database, FACTS: facts}
             members |= {name: self._run / name for name in files if not _WRITTEN_ONCE.match(name)}
             # Of a link its target is copied: a restored run must need no other place.
@@ -267,6 +260,18 @@ class Copies:
     def note(self, **facts: Any) -> None:
         """Write the state of the backup into the run folder. Raises StoreError."""
         _write_status(self._run, address=self.address.text, head=self._head, **facts)
+
+
+def copy_journal(run: Path, target: Path) -> None:
+    """Copy a run's journal as of one commit, even while it is written. Raises StoreError."""
+    try:
+        with (
+            closing(open_database(run / DATABASE, read_only=True)) as journal,
+            closing(sqlite3.connect(target)) as copy,
+        ):
+            journal.backup(copy)
+    except sqlite3.Error as error:
+        raise store_error(run / DATABASE, error) from error
 
 
 def list_run_files(folder: Path) -> dict[str, Identity]:

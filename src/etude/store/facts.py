@@ -262,12 +262,12 @@ def run_version(text: str, root: Path) -> RunVersion | None:
     return None
 
 
-def choose_version(run: Path, wish: str = "") -> RunVersion:
+def choose_version(run: Path, wish: str = "", *, kept: bool = True) -> RunVersion:
     """Return the version of a run that `wish` names.
 
     `best` is the version with the best validation. An empty wish means the best version if one was measured
-    after training, else the last. Raises RequestError when there is no such version, or its weights are not
-    on the disk.
+    after training, else the last. Raises RequestError when there is no such version. With `kept`, also raises
+    it when the weights are not on the disk.
     """
     histories, target, wish = read_histories(run), None, str(wish)
     if None not in histories:
@@ -281,7 +281,7 @@ def choose_version(run: Path, wish: str = "") -> RunVersion:
         return RunVersion(run, None, target)
     if wish in (BEST, LAST, ""):
         version, choice = _best_or_last(wish, history, run, target)
-        return _require_version(RunVersion(run, version, target, choice))
+        return _require_version(RunVersion(run, version, target, choice), kept)
     if wish == WARM_UP and history.start is not None:
         wish = f"v{history.start.number}"
     versions = (history.start, *(entry.version for entry in history.epochs))
@@ -292,18 +292,18 @@ def choose_version(run: Path, wish: str = "") -> RunVersion:
     version = known.get(int(wish.removeprefix("v")))
     if version is None:
         raise RequestError(f"run {run.name} has no version v{wish.removeprefix('v')}; it has {numbers}")
-    return _require_version(RunVersion(run, version, target))
+    return _require_version(RunVersion(run, version, target), kept)
 
 
-def _require_version(wanted: RunVersion) -> RunVersion:
-    """Return the version. Raises RequestError when its weights are not on the disk."""
-    if (folder := wanted.folder) is not None and not folder.exists():
+def _require_version(wanted: RunVersion, kept: bool) -> RunVersion:
+    """Return the version. With `kept`, raise RequestError when its weights are not on the disk."""
+    if kept and (folder := wanted.folder) is not None and not folder.exists():
         names = (path.name[1:] for path in folder.parent.glob("v*"))
         raise RequestError(
             f"the weights of v{wanted.number} of run {wanted.run.name} were not kept; there are "
-            f"{_list_numbers(int(name) for name in names if name.isdigit())}. The trainer's "
-            "`keep_checkpoints` says how many are kept, and the adapter's `checkpoint_seconds` how often one "
-            "is written"
+            f"{_list_numbers(int(name) for name in names if name.isdigit())}. `etude export` trains "
+            "it again. The trainer's `keep_checkpoints` says how many are kept, and the adapter's "
+            "`checkpoint_seconds` how often one is written"
         )
     return wanted
 

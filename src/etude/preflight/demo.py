@@ -1,0 +1,193 @@
+"""The demo: a tiny model is made, learns a task, and is measured before and after.
+
+It uses the functions that any run uses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from etude.config.import_path import import_object, make_importable
+from etude.config.load import load_config
+from etude.config.schema import Config
+from etude.core.errors import RequestError
+from etude.core.evaluation import EvalOutputItem
+from etude.core.interfaces import Progress
+from etude.engines.local import require_local_extra
+from etude.loop.evaluation import Evaluation, load_version_engine, measure
+from etude.loop.lifecycle import new_run
+from etude.models.source import PACKAGED, locate, packaged_folder
+from etude.preflight.starter import write_starter
+from etude.runtime import Runtime, open_runtime
+from etude.show.exported_model import export_model
+from etude.show.metrics_files import PLOT
+from etude.show.turns import episode_transcript
+from etude.store.facts import LAST, RunVersion, choose_version
+from etude.store.files import write_new_files
+from etude.store.log import read_histories
+from etude.store.run_folder import RunFolder
+from etude.verbs import train_in
+
+_PACKAGE = Path(__file__).parents[1]
+
+TASKS = {
+    "calculator": "learns to use a calculator: a question, a tool call, the result, the answer",
+    "tictactoe": "learns tic-tac-toe against a random opponent; a random player who knows the rules gets 0.5",
+    "sort": "learns to sort letters",
+    "extraction": "learns to read notes about orders into the fields of a schema",
+}
+"""The tasks of a tiny model, each as the end of a sentence. The example with its name has its code."""
+
+PRETRAINED = "tickets"
+"""The task of a pretrained model: the project that `etude init --task` writes under this name."""
+
+
+@dataclass(frozen=True, slots=True)
+class DemoReport:
+    """The result of a demo. Evaluations have the form of `Evaluation.as_json`, on all held-out examples."""
+
+    folder: Path
+    run: Path
+    """The run folder of the training."""
+    before: dict[str, Any]
+    demonstrated: dict[str, Any] | None
+    """After a warm-up on demonstrations, if the training begins with one."""
+    after: dict[str, Any]
+    greedy: dict[str, Any]
+    """After training, at temperature 0."""
+    transcripts: dict[str, str]
+    """Before and after training, as YAML: the episodes of the example whose reward rose most."""
+    plot: Path
+    model: Path
+    """The trained model, as a folder that `transformers` loads."""
+    seconds: float
+
+
+async def run_demo(
+    name: str, seed: int, folder: Path, progress: Progress, training_overrides: Sequence[str] = ()
+) -> DemoReport:
+    """Write a project with its model, train it, and measure it before and after on the same examples.
+
+    Everything goes into `folder` (absolute; empty or new): the project's files, a tiny model, the run and the
+    trained model. Raises RequestError if this is impossible, or if the model is not available. Raises another
+    EtudeError if the work fails.
+    """
+    started = time.monotonic()
+    require_local_extra()
+    if name == PRETRAINED:
+        # If `make real-model` has made it, the hub is not asked.
+        source = str(packaged_folder()) if packaged_folder().is_dir() else PACKAGED
+        locate(source)
+        write_starter(folder, PRETRAINED, source)
+    else:
+        copy_example(name, folder)
+        await _make_base(folder, seed, progress)
+    output_dir = json.dumps(str(folder / "runs"), ensure_ascii=False)
+    own = [f"finetuning.seed={seed}", f"finetuning.output_dir={output_dir}"]
+    config = load_config(folder / "config.yml", own)
+    with new_run(config, "training") as run:
+        await train_in(
+            load_config(folder / "config.yml", [*own, *training_overrides]), run, progress=progress
+        )
+        trained = choose_version(run.path, LAST)
+        validations = read_histories(run.journal)[None].validations
+        phases = ["warm-up/0"] if config.finetuning.warm_up else []
+        phases += [f"validation/{epoch}" for epoch in (validations[0].epoch, validations[-1].epoch)]
+        async with _open_runtime(config, run, trained, progress) as runtime:
+            # Training measured these already, so they are only read back.
+            quiet, examples = replace(runtime, progress=Progress()), runtime.validation_examples
+            before, *between, after = [
+                await measure(quiet, examples, model=str(trained), phase=phase) for phase in phases
+            ]
+            greedy = await measure(runtime, examples, model=str(trained), phase="greedy", greedy=True)
+        transcripts = _transcripts(run, (phases[0], phases[-1]), before, after)
+    model = folder / "model"
+    await asyncio.to_thread(export_model, trained, model)
+    return DemoReport(
+        folder=folder,
+        run=run.path,
+        before=before.as_json(),
+        demonstrated=between[0].as_json() if between else None,
+        after=after.as_json(),
+        greedy=greedy.as_json(),
+        transcripts=transcripts,
+        plot=run.path / PLOT,
+        model=model,
+        seconds=time.monotonic() - started,
+    )
+
+
+def examples_folder() -> Path:
+    """Return the folder with an example for each task, in the installed package or the checkout.
+
+    Raises RequestError if there is none.
+    """
+    # A wheel has them inside the package; a checkout has them next to `src`.
+    for folder in (_PACKAGE / "examples", _PACKAGE.parents[1] / "examples"):
+        if folder.is_dir():
+            return folder
+    raise RequestError("the examples are not part of this installation; install etude again")
+
+
+def copy_example(task: str, folder: Path) -> None:
+    """Copy an example's code, config and README into a new folder.
+
+    Raises RequestError for an unknown task or a folder with files, and StoreError if it cannot be written.
+    """
+    source = examples_folder() / task
+    if not source.is_dir():
+        raise RequestError(f"there is no example '{task}' in {source.parent}; install etude again")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RequestError(f"{folder} already exists and is not empty; name another folder with --out")
+    shared = examples_folder() / "warm_up.py"  # It makes the tiny models of all examples.
+    files = sorted(file for file in (*source.iterdir(), shared) if file.is_file())
+    write_new_files(folder, {file.name: file.read_text(encoding="utf-8") for file in files})
+
+
+async def _make_base(folder: Path, seed: int, progress: Progress) -> None:
+    """Let the example make its base model and its examples."""
+    make_importable(folder)
+    build_base: Callable[..., Awaitable[Any]] = import_object("base:build_base")
+    progress.message("making a base model from scratch, and warming it up until it speaks the format")
+
+    def report_check(what: str, value: float) -> None:
+        progress.phase(f"warming up: {what}")
+        progress.scored(EvalOutputItem(id="warm-up", score=value))
+
+    await build_base(folder / "base", seed, report_check)
+
+
+@asynccontextmanager
+async def _open_runtime(
+    config: Config, run: RunFolder, version: RunVersion, progress: Progress
+) -> AsyncIterator[Runtime]:
+    """Open a runtime whose agent samples from `version` of the trained model."""
+    model = str(config.finetuning.target_model)
+    engine = await load_version_engine(config, model, version)
+    try:
+        async with open_runtime(config, run, progress=progress, engines={model: engine}) as runtime:
+            yield runtime
+    finally:
+        await engine.close()
+
+
+def _transcripts(
+    run: RunFolder, phases: tuple[str, str], before: Evaluation, after: Evaluation
+) -> dict[str, str]:
+    """Return the transcripts, before and after training, of the example whose reward rose most."""
+    earlier, later = (
+        {item.id: item.score or 0.0 for item in each.output.evaluator_items(str(each.reward))}
+        for each in (before, after)
+    )
+    name = max(earlier.keys() & later.keys(), key=lambda name: (later[name] - earlier[name], name))
+    return {
+        when: episode_transcript(run, f"{phase}/{name}/0")
+        for when, phase in zip(("before", "after"), phases, strict=True)
+    }
