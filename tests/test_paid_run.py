@@ -22,7 +22,7 @@ import httpx
 import pytest
 
 from etude.models.tiny import build_policy, build_tokenizer
-from etude.store.database import Put, Writer
+from etude.store.database import Writer
 from etude.store.journal import Journal
 from tests.backends.openai_stand_in import BASE, KEY, StandIn
 from tests.cli.killed import everything, repeatable_project
@@ -99,9 +99,9 @@ def log_stored(path: Path) -> None:
     write = Writer._write
 
     def logged(writer: Any, batch: list[Any]) -> None:
-        kept = {each.key: zlib.crc32(each.text.encode()) for each in batch if isinstance(each, Put)}
-        gone = [[each.first, str(each.end)] for each in batch if each and not isinstance(each, Put)]
-        os.write(file, f"{json.dumps({'kept': kept, 'gone': gone})}\n".encode())
+        texts = {each.key: each.text for each in batch if each is not None}
+        sums = {key: None if text is None else zlib.crc32(text.encode()) for key, text in texts.items()}
+        os.write(file, f"{json.dumps(sums)}\n".encode())
         write(writer, batch)
         os.write(file, b'"done"\n')
 
@@ -115,9 +115,7 @@ def lost_entries(log: Path, journal: Path) -> list[str]:
     for entry in map(json.loads, log.read_text().splitlines() if log.exists() else ()):
         is_done = entry == "done"
         batch = batch if is_done else entry
-        gone = [key for key in allowed for first, end in batch["gone"] if first <= key < end]
-        changes: dict[str, int | None] = dict.fromkeys(gone) | batch["kept"]
-        for key, value in changes.items():
+        for key, value in batch.items():
             # What was not acknowledged may be there or not.
             allowed[key] = {value} if is_done else allowed.get(key, {None}) | {value}
     if not any(None not in values for values in allowed.values()):

@@ -213,6 +213,7 @@ def _show_facts(facts: RunFacts) -> None:
 
 
 def _show_history(target: str | None, history: History, run: Path) -> None:
+    from etude.store.facts import describe_kept
     from etude.store.figures import causes_in, failed_counts
 
     validations = {entry.epoch: entry.metrics for entry in history.validations}
@@ -234,6 +235,8 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
     if rows:
         counts = ("episodes", "failed", "cut off", "trained on")
         table(("epoch", "reward", *counts, "version", "validation", "skipped"), rows, title=target)
+    if (kept := describe_kept(run, history)) is not None:
+        say_wrapped(f"on the disk     {kept}")
     for recovery in history.recoveries:
         say_wrapped(f"recovered       {recovery.timestamp}: {recovery}")
     drift = sum((Counter(entry.metrics.get("drift") or {}) for entry in history.epochs), Counter[str]())

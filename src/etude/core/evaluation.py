@@ -110,7 +110,7 @@ class FailureCause(DataModel):
         return f"{self.count} × {self.kind}: {self.reason}"
 
 
-_LONGEST = 200
+_LONGEST = 300
 """Characters of a cause."""
 
 

@@ -298,14 +298,26 @@ def choose_version(run: Path, wish: str = "", *, kept: bool = True) -> RunVersio
 def _require_version(wanted: RunVersion, kept: bool) -> RunVersion:
     """Return the version. With `kept`, raise RequestError when its weights are not on the disk."""
     if kept and (folder := wanted.folder) is not None and not folder.exists():
-        names = (path.name[1:] for path in folder.parent.glob("v*"))
         raise RequestError(
             f"the weights of v{wanted.number} of run {wanted.run.name} were not kept; there are "
-            f"{_list_numbers(int(name) for name in names if name.isdigit())}. `etude export` trains "
+            f"{_list_numbers(_kept_in(folder.parent))}. `etude export` trains "
             "it again. The trainer's `keep_checkpoints` says how many are kept, and the adapter's "
             "`checkpoint_seconds` how often one is written"
         )
     return wanted
+
+
+def describe_kept(run: Path, history: History) -> str | None:
+    """Return which trained versions are on the disk, in words. None if all are, or a backend has them."""
+    made = {version.number: version for entry in history.trained if (version := entry.version) is not None}
+    folder = stored_at(run, made[max(made)]) if made else None
+    if folder is None or made.keys() <= set(kept := _kept_in(folder.parent)):
+        return None
+    return f"{_list_numbers(number for number in kept if number in made)} of {len(made)} versions"
+
+
+def _kept_in(folder: Path) -> list[int]:
+    return [int(path.name[1:]) for path in folder.glob("v*") if path.name[1:].isdigit()]
 
 
 def stored_at(run: Path, version: ModelVersion) -> Path | None:
