@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 57_054,
+    "lines of source": 57_133,
     "modules": 273,
-    "lines of tests": 46_050,
+    "lines of tests": 46_091,
     "benchmark files": 12,
     "config keys": 312,
 }

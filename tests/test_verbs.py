@@ -147,6 +147,7 @@ def test_a_run_of_live_functions_goes_on_with_the_same_functions(project):
     run = etude.train(play, reward=correct, **PARTS)
     with pytest.raises(RequestError, match=r"its own agent, 'play'.*etude\.resume\('.*', agent=…\)"):
         etude.resume(run, epochs=2, progress=False)
+    assert run.facts.state == "finished", "a resume that is refused changes nothing"
     edited = [{**row, "question": "?"} for row in ROWS]
     for others, change in [(ROWS[1:], "is missing"), (edited, "has changed")]:
         with pytest.raises(RequestError, match=f"example 't0' {change} since episode train/1/t0/0"):
@@ -192,6 +193,9 @@ def test_a_whole_config_takes_the_place_of_the_parts(project):
     assert etude.train(config(), progress=False).summary["epochs_trained"] == 2
     with pytest.raises(RequestError, match="reward: a whole config has its own"):
         etude.train("config.yml", reward=own_parts()[1])
+    named = DATA | {"trainers": {"loop": "epochs"}, "finetuning": DATA["finetuning"] | {"trainer": "loop"}}
+    run = etude.train(named, patience=9, epochs=1, progress=False)
+    assert etude.resume(run, keep_checkpoints=1, epochs=2, progress=False).summary["epochs_trained"] == 2
 
 
 def test_an_evaluation_returns_scores_and_a_row_for_each_episode(project):
@@ -264,6 +268,26 @@ def test_rewards_are_given_again_as_they_were_given(project):
     again = etude.resume("two", agent=play, reward=[correct, short], examples=ROWS, epochs=2, progress=False)
     assert again.summary["epochs_trained"] == 2
     assert [row["short"]["mean"] for row in again.metrics["evaluators"]] == [0.25, 0.25]
+    with pytest.raises(RequestError, match="the run has 2 evaluators, and 3 are given"):
+        etude.resume("two", agent=play, reward=[correct, short, short], examples=ROWS, progress=False)
+
+
+def test_tools_of_a_script_are_given_again_from_its_module(project, monkeypatch):
+    def add(left: int, right: int) -> int:
+        """Add."""
+        return left + right
+
+    play, correct = own_parts()
+    run = etude.train(play, reward=correct, tools=[add], **PARTS)
+    (project / "tests_tools_module.py").write_text(
+        "def add(left: int, right: int) -> int:\n    return left + right\n"
+    )
+    monkeypatch.syspath_prepend(project)
+    tools = [importlib.import_module("tests_tools_module").add]
+    again = etude.resume(
+        run, agent=play, reward=correct, tools=tools, examples=ROWS, epochs=2, progress=False
+    )
+    assert again.summary["epochs_trained"] == 2
 
 
 def test_a_trained_version_is_evaluated_in_place_of_the_model(project):
@@ -301,6 +325,8 @@ def test_examples_come_from_tables_and_iterables_and_make_their_own_ids(project,
         ({"epochs": 1, "num_epochs": 2}, "'epochs' and 'num_epochs' are the same"),
         ({"overrides": "a.b=1"}, "-o a: an override is written"),
         ({"examples": 3}, "a list of dicts or Examples"),
+        ({"models": {"policy": "other"}}, "'model' and 'policy' of 'models' are the same setting"),
+        ({"dataset": "train.json"}, "'dataset' and 'examples' are the same setting"),
         ({"model": 3}, "a model is a name, a folder"),
         ({"algorithm": "grop"}, "grop.*did you mean 'grpo'"),
         ({"examples": []}, "an empty list or table"),

@@ -25,7 +25,15 @@ from etude.core.interfaces import Engine, Progress
 from etude.core.job import TrainingStatusEnum
 from etude.core.process import rare_garbage_collection
 from etude.core.threads import run_loop
-from etude.loop.arguments import as_overrides, build_config, is_config, load, refuse, with_python_objects
+from etude.loop.arguments import (
+    as_overrides,
+    build_config,
+    is_config,
+    load,
+    refuse,
+    require_objects,
+    with_python_objects,
+)
 from etude.loop.evaluation import Evaluation
 from etude.loop.evaluation import evaluate as run_evaluation
 from etude.loop.lifecycle import (
@@ -179,9 +187,10 @@ async def resume_async(
     for longer. Raises RequestError for settings that would make it a different run. `run` may also be the
     address of a backup (`s3://bucket/etude/RUN`), which is restored into `output_dir`.
     """
-    changes = [*overrides, *as_overrides(settings)]
+    changes = [*overrides]
     if isinstance(run, str) and "://" in run:
-        restored = await asyncio.to_thread(restore_run, run, Path(output_dir), storage_options(changes))
+        options = storage_options([*changes, *as_overrides(settings)])
+        restored = await asyncio.to_thread(restore_run, run, Path(output_dir), options)
         changes += storage_overrides(restored.run, run)
         run = restored.run
         with _progress_display(progress) as display:
@@ -190,7 +199,9 @@ async def resume_async(
     objects = {"agent": agent, "reward": reward, "examples": examples, "validation": validation}
     with RunFolder.open(path) as folder:  # This verifies the journal, from which the config is read.
         request = read_request(folder.journal)
+        changes = [*changes, *as_overrides(settings, lambda: config_to_resume(path, changes))]
         config = with_python_objects(config_to_resume(path, changes), **objects, tools=tools)
+        require_objects(config, folder.path)
         config = _with_trackers(config, report)
         await note_changes(folder, config)
         if retry:

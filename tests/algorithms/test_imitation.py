@@ -16,6 +16,7 @@ from etude.core.errors import ConfigError, RequestError
 from etude.engines.openai_compatible import OpenAiEngine
 from etude.engines.openai_config import OpenAiLlmConfig
 from etude.learner.passes import sample_logprobs
+from etude.models.tiny import build_policy, build_tokenizer
 from etude.protocols import SCALES, Move, adp, nip
 from etude.protocols.scenario import parse_answer
 from etude.store.run_folder import RunFolder
@@ -188,6 +189,15 @@ async def test_a_run_learns_from_a_teacher_in_this_process_and_asks_it_once(tmp_
     expert.export(tmp_path / "expert")
     with pytest.raises(ConfigError, match="teacher"):
         config(teacher="nobody")
+    stranger = build_policy(
+        build_tokenizer(["other words for another vocabulary"] * 9, vocab_size=300), seed=0
+    )
+    stranger.export(tmp_path / "stranger")
+    other = config(teacher="expert")
+    other.llms["expert"] = other.llms["expert"].model_copy(update={"model": "stranger"})
+    told = "'expert' has another tokenizer than 'policy'"
+    with RunFolder.create(tmp_path / "runs", "other") as run, pytest.raises(RequestError, match=told):
+        await train_in(other, run)
     with RunFolder.create(tmp_path / "runs", "run") as run:
         outcome = await train_in(config(teacher="expert"), run)
         assert len({outcome.version(wish).chosen.version.digest for wish in ("v1", "v2")}) == 2

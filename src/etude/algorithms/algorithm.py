@@ -178,7 +178,7 @@ class Algorithm(Collecting):
             return None
         reason = (
             "there is nothing to learn from: no token has both a weight and an advantage. This happens when "
-            "all rewards within a group are equal"
+            "all rewards within a group are equal, or when all answers are cut off and `cut_off` masks them"
         )
         if "reference" in self.needs():
             reason += ". `beta` pulls to the model that the job starts from, so it changes nothing either"

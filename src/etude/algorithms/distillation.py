@@ -81,6 +81,14 @@ class Distillation(Grpo, name="distillation"):
                 f"distillation: there is no model '{self.teacher}' to teach; name an entry of `llms`"
             )
         journal, policy = runtime.run.journal, getattr(innermost(engine), "policy", None)
+        pupil = getattr(innermost(runtime.engines[runtime.target_model]), "policy", None)
+        if policy is not None and pupil is not None and policy is not pupil:
+            own, others = (each.codec.tokenizer.get_vocab() for each in (pupil, policy))
+            if own != others:
+                raise RequestError(
+                    f"distillation: '{self.teacher}' has another tokenizer than '{runtime.target_model}' "
+                    f"({len(others)} and {len(own)} tokens); a teacher needs the same"
+                )
         # Targets share episodes, and each counts the branches of its own model.
         asker = self.teacher if runtime.target is None else f"{self.teacher}/{runtime.target}"
         keys = [f"teacher/{asker}/{one.episode}/{one.branch}/{one.agent or ''}" for one in samples]

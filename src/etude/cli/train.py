@@ -100,6 +100,7 @@ def resume(
     an address, the run's folder is restored into --output-dir. Give options of the storage's driver as
     `-o storage.options.NAME=VALUE`.
     """
+    from etude.loop.arguments import require_objects
     from etude.loop.lifecycle import config_to_resume, note_changes
     from etude.store.facts import find_run, latest_unfinished
     from etude.store.run_folder import RunFolder
@@ -112,6 +113,7 @@ def resume(
         path = find_run(run, output_dir) if run is not None else latest_unfinished(output_dir)
     with RunFolder.open(path) as folder:  # This verifies the journal, from which the config is read.
         request, settings = read_request(folder.journal), config_to_resume(path, changes)
+        require_objects(settings, folder.path)
         changed = run_async(note_changes(folder, settings))
         if not as_json:
             if run is None:

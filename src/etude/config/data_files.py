@@ -9,6 +9,7 @@ import csv
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -63,7 +64,7 @@ def json_value(text: bytes | str, path: Path, first_line: int = 1, hint: str = "
 def read_csv(path: Path) -> Iterator[PlacedRow]:
     """Yield the rows of a CSV file as objects. The first line names the columns. Raises DatasetError.
 
-    Spaces around the names are dropped.
+    Spaces around the names are dropped, and all after commas if the first line has some.
     """
     with readable(path), path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         rows = _fields(path, file)
@@ -85,7 +86,9 @@ def read_csv(path: Path) -> Iterator[PlacedRow]:
 
 def _fields(path: Path, file: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield the fields of each line that has some, with its place. Raises DatasetError."""
-    reader = csv.reader(file, strict=True)
+    lines = iter(file)
+    first = next(lines, "")
+    reader = csv.reader(chain([first], lines), strict=True, skipinitialspace=", " in first)
     csv.field_size_limit(2**31 - 1)
     while True:
         try:

@@ -91,11 +91,17 @@ def by_path(settings: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
     return placed
 
 
-def as_overrides(settings: Mapping[str, Any]) -> list[str]:
-    """Return the settings as overrides of a whole config. Raises RequestError for an unknown setting."""
+def as_overrides(settings: Mapping[str, Any], config: Callable[[], Config] | None = None) -> list[str]:
+    """Return the settings as overrides of a whole config. Raises RequestError for an unknown setting.
+
+    `config` returns it, if its trainer may have another name than `epochs`.
+    """
+    placed = by_path(settings)
+    if config is not None and any(path[0] == "trainers" for path, _ in placed):
+        trainer = str(config().finetuning.trainer)
+        placed = [((path[0], trainer, *path[2:]) if path[0] == "trainers" else path, v) for path, v in placed]
     return [
-        f"{join_path(path)}={json.dumps(value, default=str, ensure_ascii=False)}"
-        for path, value in by_path(settings)
+        f"{join_path(path)}={json.dumps(value, default=str, ensure_ascii=False)}" for path, value in placed
     ]
 
 
@@ -117,11 +123,12 @@ def build_config(
     """Return the config of an agent with its parts, or the whole config given instead of an agent."""
     if is_config(agent):
         refuse(parts)
-        return load(agent, [*overrides, *as_overrides(settings)])
+        return load(agent, [*overrides, *as_overrides(settings, lambda: load(agent, overrides))])
     if isinstance(agent, Protocol):
         if parts["scenario"] is None:
             raise RequestError("a protocol is played on a task: give its scenario")
         agent = ProtocolWorkflow(agent, parts["scenario"])
+    _require_once(parts, settings, enabled=enabled)
     models = ({} if parts["model"] is None else {"policy": parts["model"]}) | dict(parts["models"] or {})
     evaluators = {} if parts["reward"] is None else evaluator_configs(parts["reward"])
     data: dict[str, Any] = {
@@ -165,6 +172,19 @@ def build_config(
             # A path that the user wrote as an override stays as it is.
             text = re.sub(rf"(?<!-o ){re.escape(part)}\b", argument, text)
         raise ConfigError(text) from error
+
+
+def _require_once(parts: Mapping[str, Any], settings: Mapping[str, Any], *, enabled: bool) -> None:
+    """Raise RequestError for one thing that is given twice, by two names."""
+    if parts["model"] is not None and "policy" in (parts["models"] or {}):
+        raise RequestError("'model' and 'policy' of 'models' are the same setting; give one of them")
+    # An evaluation has one set of examples.
+    for key, argument in (
+        ("dataset", "examples"),
+        ("validation_dataset", "validation" if enabled else "examples"),
+    ):
+        if settings.get(key) is not None and parts.get(argument) is not None:
+            raise RequestError(f"'{key}' and '{argument}' are the same setting; give one of them")
 
 
 def _model(model: Any) -> LlmConfig | dict[str, Any]:
@@ -237,14 +257,31 @@ def _given(argument: str, make: Callable[[Any], object]) -> Factory:
 
     async def made(config: Any, builder: Builder) -> AsyncIterator[Any]:
         if config.value is None:
-            run = "run" if builder.run is None else repr(str(builder.run.path))
             raise RequestError(
-                f"the run was started by a program with its own {argument}, '{config.name}', which is not in "
-                f"the config; give it again, in Python: etude.resume({run}, {argument}=…)"
+                f"'{config.name}' stands for a Python object of the program that wrote this config: use the "
+                f"config from a program, with {argument}=…"
             )
         yield make(config)
 
     return made
+
+
+def require_objects(config: Config, run: Path) -> None:
+    """Raise RequestError if a stored run needs a Python object that is not given again."""
+    evaluators, tools = config.eval.evaluators.values(), config.tools.values()
+    for argument, components in {
+        "agent": [config.workflow],
+        "reward": evaluators,
+        "tools": tools,
+        "examples": [config.eval.general.dataset],
+        "validation": [config.finetuning.run_configuration.validation_dataset],
+    }.items():
+        for each in components:
+            if isinstance(each, Live) and each.value is None:
+                raise RequestError(
+                    f"the run was started by a program with its own {argument}, '{each.name}', which is not "
+                    f"in the config; give it again, in Python: etude.resume({str(run)!r}, {argument}=…)"
+                )
 
 
 register_workflow(config_type=LiveWorkflowConfig)(_given("agent", lambda live: as_workflow(live.value)))
@@ -352,6 +389,8 @@ def with_python_objects(
     evaluators, settings = config.eval.evaluators, config.finetuning.run_configuration
     rewards = reward if isinstance(reward, list | tuple) else [reward]
     named = reward if isinstance(reward, Mapping) else dict(zip(evaluators, rewards, strict=False))
+    if len(named) < len(rewards) and reward is not None:
+        raise RequestError(f"reward: the run has {len(evaluators)} evaluators, and {len(rewards)} are given")
     for argument, stored, value, make in [
         ("agent", config.workflow, agent, workflow_config),
         *(("reward", evaluators.get(name), each, _evaluator_config) for name, each in named.items()),
@@ -361,7 +400,9 @@ def with_python_objects(
         if value is not None:
             _restore_object(argument, stored, value, make(value))
     for name, given in ({} if tools is None else tools_configs(tools)).items():
-        _restore_object("tools", config.tools.get(name), given, given)
+        own = tools[name] if isinstance(tools, Mapping) and name in tools else tools
+        own = [own] if callable(own) else own
+        _restore_object("tools", config.tools.get(name), own, given)
     return config
 
 

@@ -23,7 +23,7 @@ from etude.config.component import EvaluatorConfig
 from etude.config.import_path import import_object
 from etude.config.schema import Config
 from etude.core.data_model import DataModel, finite
-from etude.core.episode import EpisodeRecord, Example
+from etude.core.episode import EpisodeRecord, Example, LoggedExample
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutput, EvalOutputItem, EvaluationRunOutput
 from etude.core.interfaces import Engine, Progress, innermost
@@ -179,9 +179,17 @@ async def evaluate(
                 cast("OpponentPool", innermost(runtime.engines[name])).outside = _origin(version).version
         llm: Any = config.llms.get(config.finetuning.target_model or "")
         own = getattr(llm, "model", None) or getattr(llm, "model_name", None) or "the config's models"
+        examples = runtime.validation_examples or runtime.examples
+        chosen = request.run is not None or request.greedy or request.repeat != 1
+        if chosen and (logged := next((one for one in examples if isinstance(one, LoggedExample)), None)):
+            raise RequestError(
+                f"the examples are logged episodes ({logged.origin}), which no model plays again: a version, "
+                "`greedy` and `repeat` change nothing. Name other examples as "
+                "'finetuning.run_configuration.validation_dataset'"
+            )
         evaluation = await measure(
             runtime,
-            runtime.validation_examples or runtime.examples,
+            examples,
             model=str(own if version is None else version),
             repeat=request.repeat,
             greedy=request.greedy,
