@@ -58,8 +58,8 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 57_133,
-    "modules": 273,
+    "lines of source": 57_098,
+    "modules": 272,
     "lines of tests": 46_091,
     "benchmark files": 12,
     "config keys": 312,

@@ -15,7 +15,7 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import EtudeError, RequestError, TrainingError
 from etude.core.job import TrainingJobStatus, TrainingStatusEnum
-from etude.loop.record import TrainingRecord
+from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from etude.store.facts import read_facts
 from etude.store.log import read_histories, read_jobs
@@ -157,7 +157,7 @@ async def test_a_run_that_is_stopped_when_an_epoch_is_recorded_does_not_make_its
     run, tmp_path, monkeypatch, lose_jobs, trainer
 ):
     use(run, "guide", trainer)
-    monkeypatch.setattr(TrainingRecord, "add", lambda self, entry: interrupt(entry))
+    monkeypatch.setattr(Bookkeeper, "add", lambda self, entry: interrupt(entry))
     with pytest.raises(Interrupted):
         await run.start(num_epochs=2)
     monkeypatch.undo()

@@ -14,7 +14,7 @@ import yaml
 
 from etude import load_run
 from etude.core.errors import StoreError
-from etude.loop.record import TrainingRecord
+from etude.loop.bookkeeper import Bookkeeper
 from tests.cli.killed import everything, killed_after, repeatable_project
 from tests.cli.projects import change, etude, events, local_project, rows, succeed
 from tests.support import one_quick, read_summary
@@ -115,7 +115,7 @@ def test_an_evaluation_is_resumed_as_one(project):
 
 def test_weights_that_were_made_and_not_recorded_are_kept_and_taken(local, monkeypatch):
     """Stopped between the adoption of the second epoch's weights and its record: nothing is trained anew."""
-    added = TrainingRecord.add
+    added = Bookkeeper.add
 
     async def stops(record, entry):
         if entry.kind == "epoch" and entry.epoch == 2:
@@ -123,7 +123,7 @@ def test_weights_that_were_made_and_not_recorded_are_kept_and_taken(local, monke
         return await added(record, entry)
 
     with monkeypatch.context() as patch:
-        patch.setattr(TrainingRecord, "add", stops)
+        patch.setattr(Bookkeeper, "add", stops)
         assert etude("train", "config.yml", "--name", "r").exit_code == 1
     made = (local / "runs/r/checkpoints/v2/job.json").stat().st_mtime_ns
     assert etude("resume", "r").exit_code == 0

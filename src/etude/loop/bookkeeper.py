@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.trainer_adapter import TrainerAdapter
@@ -14,22 +15,27 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
 from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord
-from etude.core.errors import EtudeError, RunStopped, TrainingError
+from etude.core.errors import EtudeError, JobStillRunning, RunStopped, TrainingError
 from etude.core.evaluation import EvalOutput
-from etude.core.history import EpochEntry, ValidationEntry, WarmUpEntry
-from etude.core.interfaces import innermost
+from etude.core.history import AlarmEvent, Entry, EpochEntry, History, ValidationEntry, WarmUpEntry
+from etude.core.interfaces import Progress, innermost
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.json_text import json_facts
-from etude.core.records import JobDropped, SampledFrom, Submission
+from etude.core.records import JobDropped, MetricsAdded, Record, RunEnded, SampledFrom, Submission
 from etude.groups.agents import ModelSettings
 from etude.groups.model_jobs import ModelJobs
 from etude.groups.opponents import OpponentPool
+from etude.loop.alarms import PAGE, active_alarms, alarm_events
 from etude.loop.metrics import call_metrics, collection_metrics, reason_for_skip, selection_metrics
-from etude.loop.record import TrainingRecord
 from etude.loop.training_data import Provenance, TargetWatch
 from etude.rollout.collections import Collections, collecting_for, current_number
 from etude.runtime import Runtime
-from etude.store.figures import best_version, last_version, versions_made
+from etude.store.figures import best_version, causes_in, last_version, show_command, summary_in, versions_made
+from etude.store.files import private_folder
+from etude.store.log import ModelLog
+from etude.store.run_folder import RunFolder
+
+E = TypeVar("E", EpochEntry, ValidationEntry)
 
 
 class Bookkeeper:
@@ -40,7 +46,16 @@ class Bookkeeper:
     bookkeeper `follows` the jobs that it submits and asks after. It adopts a job's weights when the trainer
     learns that the job is completed. Such a run is resumed by doing the same again. Episodes come from the
     journal, a submitted job is not submitted again, and an ended job ends at once in the same way.
+
+    The alarms that hold are stored with the epoch or validation, in one write. So each is decided once. If
+    the run is killed before it acts on one, it does so when it is resumed.
     """
+
+    failure: EtudeError | None = None
+    """Why data was refused or weights were not adopted, even if the trainer caught the error."""
+    stopped_because: str | None = None
+    """The alarm that has ended the run, once the trainer knows."""
+    _latest = 0
 
     def __init__(
         self,
@@ -59,14 +74,20 @@ class Bookkeeper:
         self.builder = builder
         self.adapter = adapter
         self.follows = follows
-        self.record = TrainingRecord(runtime, config)
+        self.target = runtime.target
+        self.log = ModelLog(runtime.run.journal, self.target)
+        self.alarms = active_alarms(config)
+        self._logged: dict[int, dict[str, Any]] = {}
+        """Metrics that arrived for epochs that are not recorded yet."""
+        self._ringing: list[tuple[Entry, AlarmEvent]] = []
+        """Alarms that are recorded, but not reported yet."""
         warn = partial(runtime.progress.message, warning=True)
         model, frozen = runtime.target_model, runtime.target_config.frozen
         self.model = ModelJobs(
             model,
             adapter,
             runtime.engines[model],
-            self.record.log,
+            self.log,
             settings=ModelSettings(model, frozen, config.fine_tune_from_scratch),
             warn=warn,
             watchdog=runtime.watchdog,
@@ -83,7 +104,7 @@ class Bookkeeper:
         pools = [each for each in map(innermost, runtime.engines.values()) if isinstance(each, OpponentPool)]
         self.opponents = [pool for pool in pools if pool.config.of == model]
         for pool in self.opponents:
-            pool.follow(self.record.log)
+            pool.follow(self.log)
         self.built: dict[int, tuple[TrajectoryCollection, dict[str, Any]]] = {}
         """For each epoch: the builder's finished collection, and its facts about that."""
         self.jobs: dict[int, int] = {}
@@ -94,12 +115,7 @@ class Bookkeeper:
         """The epochs that a followed trainer has finished."""
         self.reasons: dict[int, str] = {}
         """Why nothing was submitted for an epoch."""
-        self.failure: EtudeError | None = None
-        """Why data was refused or weights were not adopted, even if the trainer caught the error."""
-        self.stopped_because: str | None = None
-        """The alarm that has ended the run, once the trainer knows."""
         self._visited: set[int] = set()
-        self._latest = 0
 
     def _saw(self, epoch: int, episode: EpisodeRecord) -> None:
         self._provenance.saw(epoch, episode)
@@ -125,7 +141,7 @@ class Bookkeeper:
         """Note the `job`-th job of an epoch, which was submitted now or is known from before."""
         self._latest, self.jobs[epoch] = epoch, job
         self.begun.setdefault(ref.run_id, (epoch, time.monotonic(), ref))
-        if self.follows and ref.run_id not in self.record.log.state.ended:
+        if self.follows and ref.run_id not in self.log.state.ended:
             self._progress.phase("training")
 
     async def take_up(self) -> None:
@@ -134,15 +150,15 @@ class Bookkeeper:
             kind = self.adapter.adapter_config.type_name or type(self.adapter).__name__
             why = f" ({self.adapter.unhealthy_because})" if self.adapter.unhealthy_because else ""
             raise TrainingError(f"the training backend '{kind}' is not healthy; nothing was sampled yet{why}")
-        await self.model.take_up(last_version(self.record.history))
-        if (start := self.record.history.start) is not None:
+        await self.model.take_up(last_version(self.history))
+        if (start := self.history.start) is not None:
             await self.adapter.begin_from(start)
         # The last job is submitted again if it failed.
-        known = self.record.log.state
+        known = self.log.state
         for epoch, job in sorted(known.submissions)[-1:]:
             status = known.ended.get(known.submissions[epoch, job].ref.run_id)
             if status is not None and status.status is not TrainingStatusEnum.COMPLETED:
-                await self.record.log.add(JobDropped(epoch=epoch, job=job))
+                await self.log.add(JobDropped(epoch=epoch, job=job))
 
     async def begin(self, epoch: int) -> int:
         """Begin `run_epoch` and return its epoch's number, a new one if the trainer repeats a number.
@@ -153,7 +169,7 @@ class Bookkeeper:
             epoch = max(self._visited) + 1
         self.require_not_stopped(epoch)
         self._visited.add(epoch)
-        if not self.record.is_done(epoch):
+        if not self.is_done(epoch):
             self._progress.epoch_started(epoch + 1, self.config.num_epochs)
             self._progress.phase("collecting")
         return epoch
@@ -163,7 +179,7 @@ class Bookkeeper:
         if epoch in self.jobs:
             return
         self.over.add(epoch)
-        if self.record.is_done(epoch):
+        if self.is_done(epoch):
             return
         reason = outcome.reason if isinstance(outcome, Skipped) else self.reasons.get(epoch)
         nothing = "run_epoch submitted nothing"
@@ -174,8 +190,8 @@ class Bookkeeper:
 
         The key of the first epoch of `run` is `run-epoch-1`, even after its folder was renamed.
         """
-        record, attempt = self.record, self.record.log.state.failures[epoch]
-        whose = "" if record.target is None else f".{record.target}"
+        attempt = self.log.state.failures[epoch]
+        whose = "" if self.target is None else f".{self.target}"
         which = "" if job == 1 else f"-job-{job}"
         retry = f"-retry-{attempt}" if attempt else ""
         return f"{self.runtime.run.first_name}-epoch-{epoch + 1}{whose}{which}{retry}"
@@ -186,7 +202,7 @@ class Bookkeeper:
             collection,
             self.collections.of(epoch).model_versions,
             self.model.version,
-            versions_made(self.record.history),
+            versions_made(self.history),
             int(self.config.collect_ahead),
             epoch,
         )
@@ -203,18 +219,18 @@ class Bookkeeper:
             curriculum_state=finite(self._curriculum_state()),
         )
         await self.sampled_from(epoch)  # Recorded now, before its job's weights are adopted.
-        await self.record.log.add(submission)
+        await self.log.add(submission)
 
     async def sampled_from(self, epoch: int) -> ModelVersion | None:
         """Return the weights that the epoch's episodes are sampled from: those at the first call."""
-        log = self.record.log
+        log = self.log
         if epoch not in log.state.sampled:
             await log.add(SampledFrom(epoch=epoch, version=self.model.version))
         return log.state.sampled[epoch]
 
     def require_not_stopped(self, epoch: int) -> None:
         """For a followed trainer: raise RunStopped if an alarm has ended the run before this epoch."""
-        reason = self.record.reason_to_stop() if self.follows and not self.record.is_done(epoch) else None
+        reason = self.reason_to_stop() if self.follows and not self.is_done(epoch) else None
         if reason is not None:
             self.stopped_because = reason
             raise RunStopped(f"the run has ended: {reason}")
@@ -224,7 +240,7 @@ class Bookkeeper:
 
         The builder adds facts that only it knows: which groups it left out, and how it shaped rewards.
         """
-        seen, run_id = self.collections.of(epoch), self.record.history.run_id
+        seen, run_id = self.collections.of(epoch), self.history.run_id
         output, reward = seen.output, self.config.reward_function
         name = None if reward is None else reward.name
         items = dict(output.evaluation_results).get(name or "", EvalOutput()).eval_output_items
@@ -243,17 +259,17 @@ class Bookkeeper:
             counted["rewards"] = rewards
         given = {"scores": output.scores(), "bounds": output.bounds(), "reward": name}
         metrics = collection_metrics(collection, {**counted, **facts, **given})
-        return self.record.with_name({**metrics, **self._facts()})
+        return self.with_name({**metrics, **self._facts()})
 
     async def adopt(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus) -> EpochEntry:
         """Sample from the weights that a job made, and record its epoch.
 
         Raises TrainingError when the weights are not new.
         """
-        submission = self.record.log.state.submission(ref.run_id)
+        submission = self.log.state.submission(ref.run_id)
         assert submission is not None, "the job was journalled when it was submitted"
         version = await self.model.adopt(ref, status)
-        if version is not None and any(past.differs(version) for past in self.record.history.recoveries):
+        if version is not None and any(past.differs(version) for past in self.history.recoveries):
             self._progress.message(
                 f"version {version.number} was made again, and is not to the bit what it was: a validation "
                 "of it, and episodes sampled from it that are journalled, are those of the weights that were "
@@ -275,27 +291,27 @@ class Bookkeeper:
     def trained(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
         """Report an epoch that was trained on, and write the metrics files."""
         self._progress.trained(epoch + 1, metrics)
-        self.record.report(output_dir=output_dir)
+        self.report(output_dir=output_dir)
 
     async def skip(self, epoch: int, reason: str) -> None:
         """Record that there was nothing to train on. Selected data was not submitted."""
-        nothing = selection_metrics(TrajectoryCollection(run_id=self.record.history.run_id))
+        nothing = selection_metrics(TrajectoryCollection(run_id=self.history.run_id))
         metrics = {**await self.metrics(epoch), **nothing}
         await self._add_epoch(epoch, metrics, skipped=reason, sampled_from=await self.sampled_from(epoch))
-        self._progress.skipped(epoch + 1, self.record.by_name(reason))
-        self.record.report()
+        self._progress.skipped(epoch + 1, self.by_name(reason))
+        self.report()
 
     async def rest(self, epoch: int, reason: str) -> None:
         """Record that the model was not due for training in the epoch."""
-        await self._add_epoch(epoch, self.record.with_name({}), resting=reason)
-        self.record.report()
+        await self._add_epoch(epoch, self.with_name({}), resting=reason)
+        self.report()
 
     async def _add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> EpochEntry:
         """Record an epoch. `outcome` has the other fields of its entry."""
-        self._targeted.epoch_over(is_empty="skipped" in outcome and not self.record.history.trained)
+        self._targeted.epoch_over(is_empty="skipped" in outcome and not self.history.trained)
         outcome = {"curriculum_state": finite(self._curriculum_state()), **outcome}
         made = EpochEntry(epoch=epoch + 1, metrics=metrics, version=self.model.version, **outcome)
-        entry = await self.record.add(made)
+        entry = await self.add(made)
         self.collections.forget(epoch)
         self.built.pop(epoch, None)
         return entry
@@ -304,21 +320,152 @@ class Bookkeeper:
         """Record that the warm-up is over. Training begins with its weights."""
         if entry.version is not None:
             await self.adapter.begin_from(entry.version)
-        await self.record.log.add(entry)
+        await self.log.add(entry)
 
     async def validated(self, epoch: int, metrics: dict[str, Any]) -> None:
         """Record a validation of the current weights, after `epoch` epochs, unless there is one."""
-        if self.record.history.validation(epoch) is not None:
+        if self.history.validation(epoch) is not None:
             return
-        if epoch == 0 and self.record.history.warm_up is not None:
+        if epoch == 0 and self.history.warm_up is not None:
             metrics = {**metrics, "is_warm": True}
-        metrics, version = self.record.with_name(metrics), self.model.version
-        entry = await self.record.add(ValidationEntry(epoch=epoch, metrics=metrics, version=version))
+        metrics, version = self.with_name(metrics), self.model.version
+        entry = await self.add(ValidationEntry(epoch=epoch, metrics=metrics, version=version))
         self._progress.validated(epoch, entry.metrics)
-        best = best_version(self.record.history)
+        best = best_version(self.history)
         if version is not None and best is not None and version.number == best.number:
             await self.adapter.keep(version)
-        self.record.report()
+        self.report()
+
+    @property
+    def history(self) -> History:
+        """The epochs and validations so far."""
+        return self.log.state.history
+
+    def is_done(self, epoch: int) -> bool:
+        """Return whether the epoch (from 0) is recorded."""
+        return self.history.epoch(epoch + 1) is not None
+
+    def add_metrics(self, epoch: int, metrics: dict[str, Any]) -> None:
+        """Take metrics of an epoch (from 0), replacing others with their names."""
+        metrics = json_facts(metrics)
+        entry = self.history.epoch(epoch + 1)
+        if entry is None:
+            self._logged[epoch] = {**self._logged.get(epoch, {}), **metrics}
+        elif any(entry.metrics.get(key) != value for key, value in metrics.items()):
+            self.log.add_soon(MetricsAdded(epoch=entry.epoch, metrics=metrics))
+
+    async def add(self, entry: E) -> E:
+        """Record an epoch or a validation with the alarms that hold, and their effects.
+
+        This replaces an earlier record, as for an epoch with several jobs. Then an alarm does not ring again.
+        """
+        metrics = json_facts(entry.metrics)
+        if entry.kind == "epoch":
+            metrics |= self._logged.get(entry.epoch - 1, {})
+        entry = entry.model_copy(update={"metrics": metrics})
+        known: Sequence[Entry] = self.history.epochs if entry.kind == "epoch" else self.history.validations
+        before = [each for each in known if each.epoch < entry.epoch]
+        has_rung = {event.key for each in known if each.epoch == entry.epoch for event in each.alarms}
+        alarms = alarm_events(self.alarms, entry, before)
+        new = [event for event in alarms if event.is_new and event.key not in has_rung]
+        entry = entry.model_copy(update={"alarms": alarms})
+        await self.log.add(entry)
+        if entry.kind == "epoch":
+            # Some may have arrived meanwhile.
+            self.add_metrics(entry.epoch - 1, self._logged.pop(entry.epoch - 1, {}))
+        self._ringing += [(entry, event) for event in new]
+        return entry
+
+    def reason_to_stop(self) -> str | None:
+        """Return why an alarm ends the run after its last epoch, unless the alarm's action has changed."""
+        last = max((entry.epoch for entry in self.history.epochs), default=0)
+        for entry in self.history.entries:
+            for event in entry.alarms if entry.epoch == last else ():
+                alarm = self.alarms.get(event.alarm)
+                if event.action == "stop" and alarm is not None and alarm.action == "stop":
+                    return self.by_name(f"{entry}: {event.text}")
+        return None
+
+    def report(self, *, output_dir: str | None = None, final: bool = False) -> None:
+        """Report alarms that rang since the last report, and write the metrics files.
+
+        At the end of a run, warn if held-out examples were not used, or one of several targets not trained.
+        """
+        runtime, say = self.runtime, partial(self.runtime.progress.message, warning=True)
+        ringing, self._ringing = self._ringing, []
+        for entry, event in ringing:
+            facts = event.model_dump(mode="json", exclude={"is_new"})
+            facts["text"] = self.by_name(f"{entry}: {event.text}")
+            if event.episode is not None:
+                facts["text"] += f". One of them: {show_command(runtime.run.path, event.episode)}"
+            facts |= {"measured": entry.kind, "epoch": entry.epoch}
+            runtime.progress.alarm(self.with_name(facts))
+        if final and runtime.validation_examples and not self.history.validations:
+            say(
+                f"the trainer never ran the validation: {len(runtime.validation_examples)} held-out examples "
+                "were not used. Await `run_validation_evaluation(epoch, run_id)` in its `run`"
+            )
+        is_to_train = final and self.target is not None and not runtime.target_config.frozen
+        if is_to_train and not self.history.trained:
+            say("was never trained in this run")
+        if runtime.report is not None:
+            runtime.report(self.history, self.folder(output_dir), final)
+
+    def folder(self, output_dir: str | None = None) -> Path:
+        """Return the folder of the files: the run folder or `output_dir`, or a target's own part of it."""
+        folder = self.runtime.run.path if output_dir is None else Path(output_dir)
+        if self.target is not None:
+            folder = folder / "targets" / self.target
+            private_folder(folder)
+        return folder
+
+    def with_name(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """Return the metrics with the target's name under `target`, if there are several targets."""
+        return metrics if self.target is None else {"target": self.target, **metrics}
+
+    def by_name(self, text: str) -> str:
+        """Return the text with the target's name before it, if there are several targets."""
+        return text if self.target is None else f"{self.target}: {text}"
+
+
+def require_trained(histories: Sequence[History]) -> list[TrainingJobStatus]:
+    """Return the statuses of all jobs, by epoch. Raises TrainingError if there were none."""
+    epochs: list[EpochEntry] = [entry for history in histories for entry in history.epochs]
+    statuses = [entry.status for entry in sorted(epochs, key=lambda entry: entry.epoch) if entry.status]
+    if not statuses:
+        reasons = sorted({entry.skipped for entry in epochs if entry.skipped is not None})
+        most = max((len(history.epochs) for history in histories), default=0)
+        causes = "".join(f"\n  {cause} (first in {cause.episode})" for cause in causes_in(epochs))
+        raise TrainingError(
+            f"the run trained on nothing in {most} epochs. {' | '.join(reasons)}; see {PAGE}{causes}"
+        )
+    return statuses
+
+
+async def end_run(several: Sequence[Bookkeeper], num_epochs: int, run: RunFolder, progress: Progress) -> None:
+    """Record that a run is over, and report its end. There are books for each target."""
+    for books in several:
+        books.report(final=True)
+    for books in several:
+        if books.log.state.end is None:
+            await books.log.add(RunEnded())
+    by_target = {books.target: books.history for books in several}
+    progress.finished(summary_in(by_target, run.name, num_epochs).as_json())
+
+
+@asynccontextmanager
+async def record_failure(log: ModelLog, failure: Record) -> AsyncIterator[None]:
+    """Record that a job fails in the block. Otherwise a resumed run would find it again, and fail again.
+
+    A job that may still be running is not dropped: there must never be two of them.
+    """
+    try:
+        yield
+    except JobStillRunning:
+        raise
+    except TrainingError:
+        await log.add(failure)
+        raise
 
 
 def describe(several: Sequence[Bookkeeper]) -> dict[str, Any]:
@@ -334,5 +481,5 @@ def describe(several: Sequence[Bookkeeper]) -> dict[str, Any]:
         "examples": len(runtime.examples),
         "validation_examples": len(runtime.validation_examples),
         **{key: ", ".join(dict.fromkeys(names)) for key, names in parts.items()},
-        "epochs_done": len(first.record.history.epochs),
+        "epochs_done": len(first.history.epochs),
     }

@@ -60,7 +60,7 @@ def _recorded_validation(validate: Method) -> Method:
         if books is None or is_within:  # Outside of a run, or called by `super()`.
             return await validate(self, epoch, *args, **kwargs)
         number = len(books.over) if books.follows else epoch
-        if not books.follows or books.record.history.validation(number) is None:
+        if not books.follows or books.history.validation(number) is None:
             self.runtime.progress.phase("validating", len(self.runtime.validation_examples))
         with collecting_for("validation", number):
             metrics = await validate(self, epoch, *args, **kwargs)
@@ -78,10 +78,10 @@ def _recorded_progress(log_progress: Method) -> Method:
     def recorded(self: Trainer, epoch: int, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         books = self._require_components()
         if books is not None:
-            books.record.add_metrics(epoch, metrics)
+            books.add_metrics(epoch, metrics)
         log_progress(self, epoch, metrics, *args, **kwargs)
         if books is not None and books.follows:
-            books.record.report()
+            books.report()
 
     return recorded
 

@@ -205,7 +205,7 @@ async def recover(books: Bookkeeper) -> None:
     A version may have been adopted before a kill, without a record of its epoch. It is made again without a
     message.
     """
-    log, adapter, run = books.record.log, books.adapter, books.runtime.run
+    log, adapter, run = books.log, books.adapter, books.runtime.run
     recovery = await find_recovery(log.state, adapter.damage)
     if recovery is None:
         adopted, recorded = log.state.versions.get(log.state.last_number), last_version(log.state.history)

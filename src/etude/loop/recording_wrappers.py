@@ -25,10 +25,9 @@ from etude.core.errors import EtudeError, TrainingError
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.records import JobDropped, JobEnded
 from etude.core.return_checks import WrongReturnError
-from etude.loop.bookkeeper import Bookkeeper, describe
+from etude.loop.bookkeeper import Bookkeeper, describe, end_run, require_trained
 from etude.loop.interface import Trainer
 from etude.loop.lifecycle import recover
-from etude.loop.record import end_run, require_trained
 from etude.loop.warm_up import WarmUp
 from etude.runtime import Runtime
 
@@ -89,7 +88,7 @@ class RecordedAdapter(RecordedPart):
     async def _submitted(
         self, collection: TrajectoryCollection, epoch: int, job: int
     ) -> TrainingJobRef | Skipped:
-        books, log = self._books, self._books.record.log
+        books, log = self._books, self._books.log
         known = log.state.submissions.get((epoch, job))
         if known is not None and (
             known.ref.run_id in log.state.ended or await books.model.is_known(known.ref)
@@ -134,7 +133,7 @@ class RecordedAdapter(RecordedPart):
                 f"{type(self._part).__name__} was asked after job {ref!r:.60}, and a TrainingJobRef is "
                 "expected, as `submit` and `run_epoch` return it (is a `return` missing?)"
             )
-        books, log = self._books, self._books.record.log
+        books, log = self._books, self._books.log
         if not books.follows:
             return await ask()
         recorded, begun = log.state.ended.get(ref.run_id), books.begun.get(ref.run_id)
@@ -227,11 +226,9 @@ class RecordedTrainer:
         except Exception:  # A trainer may turn RunStopped into another error.
             if books.stopped_because is None:
                 raise
-            statuses = require_trained([books.record.history])
+            statuses = require_trained([books.history])
         if books.stopped_because is not None:
-            progress.message(
-                f"stopped after epoch {len(books.record.history.epochs)}: {books.stopped_because}"
-            )
+            progress.message(f"stopped after epoch {len(books.history.epochs)}: {books.stopped_because}")
         for _, _, ref in [*books.begun.values()]:
             status = await RecordedAdapter(self.adapter, books).status(ref)
             if not status.status.is_final:
@@ -246,7 +243,7 @@ class RecordedTrainer:
                 f"{type(trainer).__name__}.run returned no status, and {len(books.begun)} jobs were "
                 "submitted; return what `wait_until_complete` says of each, and resume the run"
             )
-        await end_run([books.record], num_epochs, self._given.run, progress)
+        await end_run([books], num_epochs, self._given.run, progress)
         return statuses
 
     async def cleanup(self) -> None:

@@ -20,11 +20,10 @@ from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.json_text import json_facts
 from etude.core.records import JobDropped
 from etude.core.return_checks import WrongReturnError
-from etude.loop.bookkeeper import describe
+from etude.loop.bookkeeper import describe, end_run, record_failure, require_trained
 from etude.loop.curriculum import with_sets
 from etude.loop.interface import Trainer
 from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metrics
-from etude.loop.record import end_run, record_failure, require_trained
 from etude.loop.warm_up import WarmUp
 from etude.rollout.collections import collecting_for
 from etude.runtime import Runtime
@@ -44,8 +43,8 @@ async def run_epochs(
     Raises TrainingError when a job failed, its weights cannot be adopted, or nothing was trained on.
     """
     run, progress = runtime.run, runtime.progress
-    records = [member.bookkeeper.record for member in members]
-    progress.run_started(run.name, num_epochs, describe([member.bookkeeper for member in members]))
+    several = [member.bookkeeper for member in members]
+    progress.run_started(run.name, num_epochs, describe(several))
     for member in members:
         await member.measure_base()
     for member in members:
@@ -53,7 +52,7 @@ async def run_epochs(
     for member in members:
         await member.validate(0)
     for epoch in range(num_epochs):
-        is_new = not all(record.is_done(epoch) for record in records)
+        is_new = not all(books.is_done(epoch) for books in several)
         if is_new:
             progress.epoch_started(epoch + 1, num_epochs)
             if jobs := await submit_epoch(members, epoch, run.name):
@@ -74,8 +73,8 @@ async def run_epochs(
         await member.validate(len(member.history.epochs))
         # Again, since a process may have been killed after it adopted the last epoch's weights.
         await member.prune()
-    await end_run(records, num_epochs, run, progress)
-    return require_trained([record.history for record in records])
+    await end_run(several, num_epochs, run, progress)
+    return require_trained([books.history for books in several])
 
 
 async def submit_epoch(
@@ -84,7 +83,7 @@ async def submit_epoch(
     """Collect and submit the epoch of each member that has not done it. Return the members with a job."""
     due = []
     for member in members:
-        if member.bookkeeper.record.is_done(epoch):
+        if member.bookkeeper.is_done(epoch):
             continue
         if (reason := member.runtime.target_config.reason_to_rest(epoch)) is None:
             due.append(member)
@@ -152,7 +151,7 @@ async def _finish_epoch(
 def _reason_to_stop(members: Sequence[EpochTrainer], epoch: int) -> str | None:
     """Return why the run ends after the epoch (from 0): an alarm of any member, or a reason of each."""
     last = [member for member in members if epoch + 1 >= len(member.history.epochs)]
-    alarms = [*filter(None, (member.bookkeeper.record.reason_to_stop() for member in last))]
+    alarms = [*filter(None, (member.bookkeeper.reason_to_stop() for member in last))]
     reasons = [member.reason_to_stop(epoch) for member in members]
     if not alarms and None in reasons:
         return None
@@ -191,7 +190,7 @@ class EpochTrainer(Trainer):
     @property
     def history(self) -> History:
         """The epochs and validations of the run so far. Raises EtudeError before `initialize`."""
-        return self.bookkeeper.record.history
+        return self.bookkeeper.history
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Prepare the components, and continue the run where it was left."""
@@ -224,7 +223,7 @@ class EpochTrainer(Trainer):
             return
         books, start = self.bookkeeper, self.history.start
         meta = {"epoch": epoch, "run_id": run_id, "begins_from": 0 if start is None else start.number}
-        submitted = books.record.log.state.submissions.get((epoch, 1))
+        submitted = books.log.state.submissions.get((epoch, 1))
         if submitted is not None and await books.model.is_known(submitted.ref):
             self._take_curriculum_state(submitted.curriculum_state)
             self._prepared[epoch] = submitted.ref
@@ -245,28 +244,28 @@ class EpochTrainer(Trainer):
         """Wait for the epoch's job. Raises TrainingError when it is not completed."""
         self._refs[epoch] = ref
         books, config = self.bookkeeper, self.config
-        async with record_failure(books.record.log, JobDropped(epoch=epoch)):
+        async with record_failure(books.log, JobDropped(epoch=epoch)):
             return await books.model.wait(ref, config.job_timeout, config.poll_interval)
 
     async def finish_epoch(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus) -> None:
         """Adopt the weights of the job, and record the epoch."""
         books = self.bookkeeper
-        async with record_failure(books.record.log, JobDropped(epoch=epoch)):
+        async with record_failure(books.log, JobDropped(epoch=epoch)):
             await books.adopt(epoch, ref, status)
         self.log_progress(epoch, {**self.history.epochs[-1].metrics})
 
     async def measure_base(self) -> None:
         """Validate the base model once, if a warm-up will follow and there are validation examples."""
-        books, record, past = self.bookkeeper, self.bookkeeper.record, self.history
+        books, past = self.bookkeeper, self.history
         is_to_come = self.run_config.warm_up and not (
-            past.warm_up or past.base or record.log.state.warm_up_jobs
+            past.warm_up or past.base or books.log.state.warm_up_jobs
         )
         if is_to_come and self.runtime.validation_examples:
             self.runtime.progress.phase("validating", len(self.runtime.validation_examples))
             with collecting_for("warm-up", 0):
                 metrics = await self.run_validation_evaluation(0, past.run_id)
-            metrics = json_facts(record.with_name(metrics))
-            await record.log.add(
+            metrics = json_facts(books.with_name(metrics))
+            await books.log.add(
                 ValidationEntry(epoch=0, metrics=metrics, version=books.model.version, is_of_base=True)
             )
             self.runtime.progress.validated(0, metrics)
@@ -296,7 +295,7 @@ class EpochTrainer(Trainer):
         past = self.history.until(epoch + 1)
         reason = reason_to_stop(past, self.config.patience, self.config.target_reward)
         reason = "frozen" if self.runtime.target_config.frozen else reason
-        return None if reason is None else self.bookkeeper.record.by_name(reason)
+        return None if reason is None else self.bookkeeper.by_name(reason)
 
     def log_progress(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
         """Report the metrics, and write the metrics files into the run folder or `output_dir`.
@@ -304,7 +303,7 @@ class EpochTrainer(Trainer):
         The builder and the adapter log the same metrics, for the epoch's collection and job.
         """
         self.bookkeeper.trained(epoch, metrics, output_dir)
-        folder, ref = str(self.bookkeeper.record.folder(output_dir)), self._refs.get(epoch)
+        folder, ref = str(self.bookkeeper.folder(output_dir)), self._refs.get(epoch)
         if ref is not None:
             self.trajectory_builder.log_progress(ref.run_id, metrics, output_dir=folder)
             self.trainer_adapter.log_progress(ref, metrics, output_dir=folder)

@@ -18,9 +18,8 @@ from etude.core.job import Skipped, TrainingJobStatus
 from etude.core.keys import shuffled_forever
 from etude.core.records import JobDropped
 from etude.core.sample import Sample, Turn
-from etude.loop.bookkeeper import Bookkeeper
+from etude.loop.bookkeeper import Bookkeeper, record_failure
 from etude.loop.metrics import validation_metrics
-from etude.loop.record import record_failure
 
 _JOB_TIMEOUT, _POLL = 86400.0, 5.0
 
@@ -35,14 +34,14 @@ class WarmUp:
 
     def __init__(self, books: Bookkeeper) -> None:
         self._books = books
-        self._model, self._log, self._runtime = books.model, books.record.log, books.runtime
+        self._model, self._log, self._runtime = books.model, books.log, books.runtime
         self._jobs = self._log.state.warm_up_jobs
 
     async def run(self) -> None:
         """Run the rest of the warm-up, if there is one. Raises TrainingError when it does not reach its goal,
         DatasetError for transcripts that cannot be read."""
         warm_up = self._books.config.warm_up
-        if warm_up is None or self._books.record.history.warm_up is not None:
+        if warm_up is None or self._books.history.warm_up is not None:
             return
         model, settings, started = self._model, self._model.settings, time.monotonic()
         self._runtime.progress.phase("warming up")
@@ -103,7 +102,7 @@ class WarmUp:
         status = await self._train([[_sample(transcripts[index])] for index in drawn])
         measured: dict[str, Any] = {"loss": status.metrics.get("nll", status.metrics.get("train_loss"))}
         if warm_up.until is not None and warm_up.until.reward is not None:
-            reward, target = self._books.config.reward_function, self._books.record.target
+            reward, target = self._books.config.reward_function, self._books.target
             if reward is None:
                 raise EtudeError("name an evaluator under 'finetuning.reward_function.name' for the warm-up")
             phase = f"warm-up/{'' if target is None else f'{target}-'}{len(self._jobs) + 1}"
@@ -120,8 +119,8 @@ class WarmUp:
 
     async def _train(self, groups: list[list[Sample]]) -> TrainingJobStatus:
         """Train and adopt one job. If it fails, a resumed run makes it again under another name."""
-        model, record = self._model, self._books.record
-        whose = "" if record.target is None else f".{record.target}"
+        model, target = self._model, self._books.target
+        whose = "" if target is None else f".{target}"
         attempt = self._log.state.failures[None]
         retry = f"-retry-{attempt}" if attempt else ""
         name = f"{self._runtime.run.first_name}-warm-up-{len(self._jobs) + 1}{whose}{retry}"
