@@ -117,7 +117,7 @@ class ShapedRunner:
         return {"calls": {}} if method == "ping" else None
 
     async def _play(
-        self, id: str, generation: int, sampling: Any, example: dict[str, Any], steps: Mapping[str, Any]
+        self, id: str, generation: int, example: dict[str, Any], steps: Mapping[str, Any], **_: Any
     ) -> None:
         for turn, (name, step) in enumerate(self._steps.items()):
             key = call_key(id, name)
