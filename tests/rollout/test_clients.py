@@ -6,6 +6,7 @@ import asyncio
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -57,12 +58,13 @@ async def test_a_client_can_stand_for_one_of_several_models(journal: Journal) ->
     assert [call.model for call in record.calls] == ["large", "small"]
 
 
-async def test_a_program_is_a_list_of_words(journal: Journal) -> None:
+@pytest.mark.parametrize(("command", "told"), [("echo hi", ["echo", "hi"]), ([], ["ls", "-l"])])
+async def test_a_program_is_a_list_of_words(journal: Journal, command: Any, told: list[str]) -> None:
     async def play(example, episode):
-        return await episode.run("echo hi")
+        return await episode.run(command)
 
     record = await collect_one(play, journal)
-    assert record.failure is not None and "takes a list, ['echo', 'hi']" in record.failure.reason
+    assert record.failure is not None and f"takes a list, {told}" in record.failure.reason
 
 
 async def test_the_client_refuses_another_address(journal: Journal) -> None:

@@ -182,7 +182,8 @@ class Episode:
         Raises EpisodeError if it cannot be started, and with `check` if it fails or is stopped.
         """
         if isinstance(command, str) or not command:
-            raise RequestError(f"episode.run takes a list, such as ['ls', '-l'], and not {command!r:.80}")
+            words = str(command).split() if command else ["ls", "-l"]
+            raise RequestError(f"episode.run takes a list, {words!r}, and not {command!r:.80}")
         environment = {**self.endpoint.environment, **(env or {})}
         where = self.folder if cwd is None else Path(cwd)
         result = await self.loop.call(self._workplace.run(command, where, environment, input, timeout))
