@@ -290,6 +290,12 @@ def test_tools_of_a_script_are_given_again_from_its_module(project, monkeypatch)
     assert again.summary["epochs_trained"] == 2
 
 
+def test_one_target_may_be_given_by_its_name(project):
+    play, correct = own_parts()
+    run = etude.train(play, reward=correct, targets="policy", **PARTS)
+    assert run.summary["targets"].keys() == {"policy"}
+
+
 def test_a_trained_version_is_evaluated_in_place_of_the_model(project):
     play, correct = own_parts()
     trained = etude.train(play, reward=correct, epochs=2, name="trained", **PARTS)

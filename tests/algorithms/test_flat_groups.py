@@ -94,7 +94,7 @@ def test_a_flat_group_counts_in_the_mean_over_tokens():
     assert algorithm.normalised(units) == [[pytest.approx(1 / count)]] * 4
     assert algorithm.reason_to_skip([each.samples for each in made[:1]]) is None
     masked = [[sample.weighted([0.0]) for sample in each.samples] for each in made]
-    assert algorithm.reason_to_skip(masked) is not None
+    assert "`cut_off` masks them" in algorithm.reason_to_skip(masked).reason
 
 
 def test_what_rounding_leaves_of_equal_rewards_is_no_advantage():

@@ -76,6 +76,7 @@ def test_a_csv_field_may_be_of_any_length(tmp_path: Path) -> None:
         ("\ufeffid,q\n\n1,a\n", {"id": "1", "q": "a"}),
         ('id,q\r\n1,"a\nb"\r\n', {"id": "1", "q": "a\nb"}),
         ('id, q, answer\n1, "a, x", b\n', {"id": "1", "q": "a, x", "answer": "b"}),
+        ('id,"q, r"\n1, a\n', {"id": "1", "q, r": " a"}),
     ],
 )
 def test_blanks_around_csv_names_are_no_part_of_them(tmp_path: Path, text: str, row: Any) -> None:

@@ -180,7 +180,7 @@ def test_a_token_that_was_added_is_refused_where_a_prompt_has_it(model_folder):
         ("config.json", {"hidden_act": "nonesuch"}, "(KeyError: 'nonesuch'); get them again"),
         ("tokenizer.json", "{}", "(KeyError: 'added_tokens'); get them again"),
         ("model.safetensors", "version https://git-lfs.github.com/spec/v1", "too large); get them again"),
-        ("pytorch_model.bin", "cos\nsystem\n.", "trusted source.); get them again"),
+        ("pytorch_model.bin", "cos\nsystem\n.", "damaged, or holds more than numbers; get the files again"),
     ],
 )
 def test_files_that_transformers_stumbles_over_are_refused(model_folder, name, content, told):

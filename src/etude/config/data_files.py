@@ -88,7 +88,8 @@ def _fields(path: Path, file: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield the fields of each line that has some, with its place. Raises DatasetError."""
     lines = iter(file)
     first = next(lines, "")
-    reader = csv.reader(chain([first], lines), strict=True, skipinitialspace=", " in first)
+    has_blanks = any(name.startswith(" ") for name in next(csv.reader([first]), []))
+    reader = csv.reader(chain([first], lines), strict=True, skipinitialspace=has_blanks)
     csv.field_size_limit(2**31 - 1)
     while True:
         try:

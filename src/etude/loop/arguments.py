@@ -178,11 +178,8 @@ def _require_once(parts: Mapping[str, Any], settings: Mapping[str, Any], *, enab
     """Raise RequestError for one thing that is given twice, by two names."""
     if parts["model"] is not None and "policy" in (parts["models"] or {}):
         raise RequestError("'model' and 'policy' of 'models' are the same setting; give one of them")
-    # An evaluation has one set of examples.
-    for key, argument in (
-        ("dataset", "examples"),
-        ("validation_dataset", "validation" if enabled else "examples"),
-    ):
+    held_out = "validation" if enabled else "examples"  # An evaluation has one set of examples.
+    for key, argument in (("dataset", "examples"), ("validation_dataset", held_out)):
         if settings.get(key) is not None and parts.get(argument) is not None:
             raise RequestError(f"'{key}' and '{argument}' are the same setting; give one of them")
 
@@ -258,8 +255,8 @@ def _given(argument: str, make: Callable[[Any], object]) -> Factory:
     async def made(config: Any, builder: Builder) -> AsyncIterator[Any]:
         if config.value is None:
             raise RequestError(
-                f"'{config.name}' stands for a Python object of the program that wrote this config: use the "
-                f"config from a program, with {argument}=…"
+                f"'{config.name}' stands for a Python object, its {argument}, of the program that wrote this "
+                "config. Run that program, or write the `module:name` of a function in its place"
             )
         yield make(config)
 
@@ -268,11 +265,10 @@ def _given(argument: str, make: Callable[[Any], object]) -> Factory:
 
 def require_objects(config: Config, run: Path) -> None:
     """Raise RequestError if a stored run needs a Python object that is not given again."""
-    evaluators, tools = config.eval.evaluators.values(), config.tools.values()
     for argument, components in {
         "agent": [config.workflow],
-        "reward": evaluators,
-        "tools": tools,
+        "reward": config.eval.evaluators.values(),
+        "tools": config.tools.values(),
         "examples": [config.eval.general.dataset],
         "validation": [config.finetuning.run_configuration.validation_dataset],
     }.items():

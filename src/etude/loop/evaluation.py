@@ -180,12 +180,10 @@ async def evaluate(
         llm: Any = config.llms.get(config.finetuning.target_model or "")
         own = getattr(llm, "model", None) or getattr(llm, "model_name", None) or "the config's models"
         examples = runtime.validation_examples or runtime.examples
-        chosen = request.run is not None or request.greedy or request.repeat != 1
-        if chosen and (logged := next((one for one in examples if isinstance(one, LoggedExample)), None)):
+        if logged := next((one for one in examples if isinstance(one, LoggedExample)), None):
             raise RequestError(
-                f"the examples are logged episodes ({logged.origin}), which no model plays again: a version, "
-                "`greedy` and `repeat` change nothing. Name other examples as "
-                "'finetuning.run_configuration.validation_dataset'"
+                f"the examples are logged episodes, which no model plays again: score them with `--rescore "
+                f"{logged.origin}`, or name others as 'finetuning.run_configuration.validation_dataset'"
             )
         evaluation = await measure(
             runtime,

@@ -78,12 +78,6 @@ def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> lis
         raise RequestError(
             f"--model: the config has several models ({several}); name one as 'finetuning.target_model'"
         )
-    dataset = config.finetuning.run_configuration.validation_dataset or config.eval.general.dataset
-    if getattr(dataset, "type_name", "") == "logged" and getattr(dataset, "part", "") == "chats":
-        raise RequestError(
-            f"--model {text}: the examples are logged episodes, which no model plays again; name other "
-            "examples as 'finetuning.run_configuration.validation_dataset'"
-        )
     llm = config.llms[target]
     if wanted is not None:
         base = model_config(wanted.run, wanted.target)

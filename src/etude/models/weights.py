@@ -41,6 +41,9 @@ def loading(source: str | Path) -> Iterator[tuple[str, dict[str, str], Any]]:
         raise loading_error(source, error) from error
 
 
+_NoNumbersError: type[Exception] = vars(torch.serialization)["pickle"].UnpicklingError
+"""The error of `torch.load` for a file with more than tensors; its text advises to trust the file."""
+
 _SHOWN = 5
 
 
@@ -51,9 +54,15 @@ def load_model(config: Any, location: str, **options: Any) -> Any:
     errors as `transformers` does.
     """
     silence_transformers()
-    model, found = model_class(config).from_pretrained(
-        location, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options
-    )
+    try:
+        model, found = model_class(config).from_pretrained(
+            location, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
+    except _NoNumbersError as error:
+        raise ValueError(
+            "a file of its weights is damaged, or holds more than numbers; get the files again, as "
+            "safetensors where there are any"
+        ) from error
     shapes = [
         f"{name} ({[*there]}, and {[*wanted]} by the config)"
         for name, there, wanted in found["mismatched_keys"]
