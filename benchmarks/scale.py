@@ -36,7 +36,7 @@ from etude.processes.head import Head
 from etude.processes.link import Disconnected, Notify, RunnerInvitation, RunnerLink, Stream, shake_hands
 from etude.processes.pool import RunnerPool
 from etude.rollout.collector import Collector, EpisodeJob, Limits
-from etude.rollout.scorer import Scorer
+from etude.rollout.evaluator import Scorer
 from etude.rollout.workflow import Workflow
 from etude.store.database import Operation, Waiter, Writer, _Item, _settle
 from etude.store.episodes import call_key, encode_call, encode_episode

@@ -21,7 +21,7 @@ from etude.engines.embedded import EmbeddedEngine
 from etude.learner.learner import LearnerOptions
 from etude.learner.optimiser import Schedule
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer, conversation_texts
-from etude.rollout.reply import describe_tools
+from etude.rollout.tools import describe_tools
 
 from agent import correct, solve
 from task import Question, calculator, draw_questions

@@ -7,7 +7,7 @@ from typing import Any
 
 import etude
 from etude.core.keys import generator
-from etude.rollout.reply import describe_tools
+from etude.rollout.tools import describe_tools
 
 from base import HELD_OUT, TRAINING, careless_transcript
 from task import Question, calculator, draw_questions

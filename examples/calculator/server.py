@@ -11,7 +11,7 @@ from mcp.server import Server
 from mcp.server.stdio import stdio_server
 from mcp.types import CallToolResult, ListToolsResult, TextContent, Tool
 
-from etude.rollout.reply import describe_tools
+from etude.rollout.tools import describe_tools
 
 from task import calculator
 

@@ -98,9 +98,9 @@ if TYPE_CHECKING:
     from etude.rollout.episode import Episode as Episode
     from etude.rollout.episode import SyncEpisode as SyncEpisode
     from etude.rollout.evaluator import evaluator as evaluator
+    from etude.rollout.recorder import Reply as Reply
+    from etude.rollout.recorder import ToolCall as ToolCall
     from etude.rollout.recorder import function as function
-    from etude.rollout.reply import Reply as Reply
-    from etude.rollout.reply import ToolCall as ToolCall
     from etude.rollout.workflow import workflow as workflow
     from etude.run import Run as Run
     from etude.run import TrainedModel as TrainedModel

@@ -34,7 +34,7 @@ from etude.protocols import (
 from etude.protocols.catalog import PROTOCOLS
 from etude.protocols.tree import Node
 from etude.protocols.workflow import VerdictAccuracy, accuracy
-from etude.rollout.scorer import evaluate
+from etude.rollout.evaluator import evaluate
 from etude.store.journal import Journal
 from tests.protocols.games import (
     ChanceEngine,

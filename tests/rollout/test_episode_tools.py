@@ -13,7 +13,7 @@ import pytest
 
 from etude.core.episode import ToolLimits, ToolResult, ToolSet, call_counts
 from etude.core.errors import ToolError
-from etude.rollout.reply import ToolCall
+from etude.rollout.recorder import ToolCall
 from etude.rollout.tools import FunctionTools
 from etude.store.episodes import read_episode
 from etude.store.journal import Journal

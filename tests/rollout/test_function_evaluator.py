@@ -27,11 +27,11 @@ from etude.rollout.evaluator import (
     FunctionEvaluator,
     FunctionEvaluatorConfig,
     as_evaluator,
+    evaluate,
     evaluator,
     function_evaluator,
     scored,
 )
-from etude.rollout.scorer import evaluate
 from tests.support import drawn
 
 EXAMPLE = Example("q1", {"question": "2 + 2"}, "4")

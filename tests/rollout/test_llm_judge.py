@@ -12,8 +12,8 @@ from etude.core.episode import EpisodeRecord, Example
 from etude.core.errors import EngineError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.message import Message
+from etude.rollout.evaluator import evaluate
 from etude.rollout.judge import GroupJudge, GroupJudgeConfig, Judge, LlmJudge, LlmJudgeConfig, list_messages
-from etude.rollout.scorer import evaluate
 from tests.support import ScriptedEngine
 
 ITEM = EvalInputItem(

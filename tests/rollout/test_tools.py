@@ -13,8 +13,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from etude.core.errors import RequestError
-from etude.rollout.reply import describe_tools
-from etude.rollout.tools import FunctionTools
+from etude.rollout.tools import FunctionTools, describe_tools
 
 
 class Place(pydantic.BaseModel):

@@ -20,9 +20,8 @@ from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Evaluator
 from etude.loop.evaluation import score_statistics
 from etude.rollout.evaluation import make_item, summarise
-from etude.rollout.evaluator import FunctionEvaluator, WeightedEvaluator
+from etude.rollout.evaluator import FunctionEvaluator, Scorer, WeightedEvaluator, evaluate
 from etude.rollout.judge import GroupJudge, LlmJudge
-from etude.rollout.scorer import Scorer, evaluate
 from etude.store.episodes import encode_episode
 from etude.store.facts import paired_differences
 from etude.store.run_folder import RunFolder

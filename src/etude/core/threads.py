@@ -9,7 +9,7 @@ import inspect
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 from etude.core.errors import LoopStopped, error_words
@@ -116,6 +116,19 @@ def _forget(task: asyncio.Task[Any]) -> None:
     _abandoned.discard(task)
     if not task.cancelled():
         task.exception()  # Otherwise Python would report that nobody retrieved it.
+
+
+@contextlib.contextmanager
+def no_exit(whose: str) -> Iterator[None]:
+    """Raise RuntimeError instead of errors that would end the program, such as SystemExit."""
+    try:
+        yield
+    except (Exception, asyncio.CancelledError, GeneratorExit):
+        raise
+    except BaseException as error:  # noqa: BLE001  any other error would end the program
+        raise RuntimeError(f"{whose} raised {error_words(error)}").with_traceback(
+            error.__traceback__
+        ) from None
 
 
 def run_loop(work: Coroutine[Any, Any, T]) -> T:

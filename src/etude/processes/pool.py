@@ -31,7 +31,7 @@ from etude.processes.shipping import build_scorer, config_to_json
 from etude.processes.team import TeamRun
 from etude.rollout.collector import EpisodeJob
 from etude.rollout.evaluation import make_item
-from etude.rollout.scorer import Scorer
+from etude.rollout.evaluator import Scorer
 from etude.store.episodes import CallReader, call_key, encode_episode, read_episode
 from etude.store.run_folder import RunFolder
 

@@ -42,7 +42,7 @@ from etude.processes.link import (
 from etude.processes.shipping import build_collector, build_scorer, config_from_json
 from etude.rollout.collector import Collector, EpisodeJob
 from etude.rollout.evaluation import make_item
-from etude.rollout.scorer import Scorer
+from etude.rollout.evaluator import Scorer
 from etude.store.journal import Json, Steps
 from etude.wire.retries import note_retries
 

@@ -23,7 +23,7 @@ from etude.core.interfaces import Engine, Evaluator
 from etude.core.json_text import plain
 from etude.engines.local import OpponentsConfig
 from etude.rollout.collector import Collector, Limits, Runner
-from etude.rollout.scorer import Scorer
+from etude.rollout.evaluator import Scorer
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Steps
 

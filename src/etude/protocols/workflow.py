@@ -31,7 +31,7 @@ from etude.protocols.tree import EpisodeTree, Node, Rejected, sign
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.episode import Episode
 from etude.rollout.evaluator import scored
-from etude.rollout.reply import Reply
+from etude.rollout.recorder import Reply
 from etude.rollout.tools import gather_results
 from etude.rollout.workflow import Workflow, as_workflow
 from etude.store.journal import Journal

@@ -9,7 +9,7 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,10 +22,9 @@ from etude.core.episode import EpisodeRecord, Example, Failure, LoggedExample, T
 from etude.core.errors import EngineError, EnvironmentAway, ImpossibleCall, ToolError, error_words, find_class
 from etude.core.interfaces import Engine
 from etude.core.json_text import plain
-from etude.core.threads import call_in_thread, run_apart, stop_tasks
+from etude.core.threads import call_in_thread, no_exit, run_apart, stop_tasks
 from etude.rollout.episode import Episode, SyncEpisode
-from etude.rollout.recorder import Models, Recorder
-from etude.rollout.reply import Reply
+from etude.rollout.recorder import Models, Recorder, Reply
 from etude.rollout.workflow import Workflow
 from etude.store.episodes import encode_episode, read_episode, write_episode
 from etude.store.journal import Steps
@@ -279,19 +278,6 @@ async def run_workflow(
     if isinstance(error, NoOutput):
         return None, Failure("no_output", f"{workflow.where}: {error}")
     return (task.result(), None) if error is None else (None, make_failure(error))
-
-
-@contextmanager
-def no_exit(whose: str) -> Iterator[None]:
-    """Raise RuntimeError instead of errors that would end the program, such as SystemExit."""
-    try:
-        yield
-    except (Exception, asyncio.CancelledError, GeneratorExit):
-        raise
-    except BaseException as error:  # noqa: BLE001  any other error would end the program
-        raise RuntimeError(f"{whose} raised {error_words(error)}").with_traceback(
-            error.__traceback__
-        ) from None
 
 
 def make_failure(error: BaseException) -> Failure:

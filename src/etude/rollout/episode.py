@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import contextlib
 import functools
 import math
 import random
+import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from pydantic import BaseModel
 
 from etude.core.call import Delta
 from etude.core.data_model import number
@@ -19,11 +24,10 @@ from etude.core.errors import EpisodeError, RequestError
 from etude.core.evaluation import LARGEST_SCORE, is_score
 from etude.core.interfaces import innermost
 from etude.core.keys import generator
-from etude.core.message import Tool
-from etude.rollout.episode_loop import EpisodeLoop, ProgramFolder, ProgramResult, last_line
-from etude.rollout.recorder import FunctionScope, Recorder, current_function
-from etude.rollout.reply import Reply, as_response_format, describe_tools, make_reply
-from etude.rollout.tools import EpisodeTools, SyncTools, Tools
+from etude.core.message import Message, Tool
+from etude.rollout.programs import ProgramFolder, ProgramResult, last_line
+from etude.rollout.recorder import FunctionScope, Recorder, Reply, ToolCall, current_function, make_reply
+from etude.rollout.tools import EpisodeTools, Tools, describe_tools
 from etude.wire.answers import AnswerHeader, RecordedCompletion
 from etude.wire.dialect import AnswerMemory, ChatBody
 from etude.wire.request_body import choose_tool, plain_messages, read_format
@@ -35,6 +39,92 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+class EpisodeLoop:
+    """The run's event loop, where an episode's calls are made and recorded.
+
+    Code in other threads waits for that loop. When the episode is over, its calls raise EpisodeError.
+    """
+
+    def __init__(self, episode_id: str) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._episode_id = episode_id
+        self._thread = threading.get_ident()
+        self._waiting: set[concurrent.futures.Future[Any]] = set()
+        self._over = False
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this code runs on that loop's thread."""
+        return threading.get_ident() == self._thread
+
+    async def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` on that loop and return its result, from a coroutine on any loop."""
+        if self.is_here:
+            return await work
+        with self._sent(work) as waiting:
+            try:
+                return await asyncio.wrap_future(waiting)
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if self._over and task is not None and not task.cancelling():
+                    raise self._closed_error() from error
+                raise
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work` on that loop and block until its result, from other threads only."""
+        if self.is_here:
+            work.close()
+            raise EpisodeError("a blocking call on the event loop would wait forever; write `async def`")
+        with self._sent(work) as waiting:
+            try:
+                return waiting.result()
+            except concurrent.futures.CancelledError as error:
+                raise self._closed_error() from error
+
+    @contextlib.contextmanager
+    def enter_blocking(self, context: AbstractAsyncContextManager[T]) -> Iterator[T]:
+        """Enter and leave an async context on that loop, from another thread."""
+        value = self.wait(context.__aenter__())
+        try:
+            yield value
+        finally:
+            if not self._over:  # Otherwise the episode has left it.
+                self.wait(context.__aexit__(None, None, None))
+
+    def callback_on_this_loop(self, fn: Callable[P, None]) -> Callable[P, None]:
+        """Wrap `fn` so that code on the episode's loop can call it here, on the current loop."""
+        if self.is_here:
+            return fn
+        loop = asyncio.get_running_loop()
+
+        def send(*args: P.args, **kwargs: P.kwargs) -> None:
+            with contextlib.suppress(RuntimeError):  # The current loop may be closed.
+                loop.call_soon_threadsafe(functools.partial(fn, *args, **kwargs))
+
+        return send
+
+    def close(self) -> None:
+        """Cancel all waits in other threads."""
+        self._over = True
+        for waiting in tuple(self._waiting):
+            waiting.cancel()
+
+    @contextlib.contextmanager
+    def _sent(self, work: Coroutine[Any, Any, T]) -> Iterator[concurrent.futures.Future[T]]:
+        if self._over:
+            work.close()
+            raise self._closed_error()
+        waiting = asyncio.run_coroutine_threadsafe(work, self.loop)
+        self._waiting.add(waiting)
+        try:
+            yield waiting
+        finally:
+            self._waiting.discard(waiting)
+
+    def _closed_error(self) -> EpisodeError:
+        return EpisodeError(f"episode {self._episode_id} is over; it can make no more calls")
 
 
 class Episode:
@@ -68,7 +158,7 @@ class Episode:
 
         self.tool_sets = tuple(tools)
         """The entries of the config's `tools`."""
-        self._tools = EpisodeTools(self.id, tools, recorder.journal, record, self.loop)
+        self._tools = EpisodeTools(self.id, tools, recorder.journal, record, self.loop.call)
         self._endpoint: Endpoint | None = None
         self._workplace = ProgramFolder()
         self.answers_given = AnswerMemory()
@@ -113,13 +203,16 @@ class Episode:
         Raises RequestError for a wrong request, EngineError if the model has no answer. Raises EpisodeError
         if the episode is over or has made too many calls.
         """
+        if isinstance(response_format, type) and issubclass(response_format, BaseModel):
+            schema = {"schema": response_format.model_json_schema()}
+            response_format = {"type": "json_schema", "json_schema": schema}
         sampling = {
             "temperature": temperature,
             "top_p": top_p,
             "max_tokens": max_tokens,
             "stop": stop,
             "seed": seed,
-            "constraint": read_format(as_response_format(response_format), "response_format"),
+            "constraint": read_format(response_format, "response_format"),
         }
         described = describe_tools(tools)
         asked = ChatBody(
@@ -153,7 +246,11 @@ class Episode:
         The server listens on this machine only, and refuses the key when the episode is over.
         """
         if not self.loop.is_here:
-            return self.loop.wait(_get_endpoint(self))
+
+            async def opened() -> Endpoint:
+                return self.endpoint
+
+            return self.loop.wait(opened())
         if self._endpoint is None:
             self._endpoint = self._server.open(self.answer, self.answers_given, self.models)
         return self._endpoint
@@ -300,6 +397,22 @@ def _waiting_for(
     return call
 
 
+class SyncTools:
+    """A plain function's open tools: their calls wait for the results."""
+
+    def __init__(self, tools: Tools, loop: EpisodeLoop) -> None:
+        self._tools, self._loop = tools, loop
+        self.schemas = tools.schemas
+
+    def call(self, call: ToolCall) -> Message:
+        """Call a tool as the model asked. Returns the message with its result."""
+        return self._loop.wait(self._tools.call(call))
+
+    def call_all(self, calls: Sequence[ToolCall]) -> list[Message]:
+        """Call several tools at the same time. Returns their messages in the order of the calls."""
+        return self._loop.wait(self._tools.call_all(calls))
+
+
 class SyncEpisode:
     """One run of a workflow that is a plain function: an `Episode` whose calls wait for their answers."""
 
@@ -350,7 +463,3 @@ class SyncEpisode:
     def endpoint(self) -> Endpoint:
         """The base URL and key of the recorded models, for code in another process."""
         return self._episode.endpoint
-
-
-async def _get_endpoint(episode: Episode) -> Endpoint:
-    return episode.endpoint

@@ -27,8 +27,7 @@ from etude.core.evaluation import (
 )
 from etude.core.interfaces import Evaluator
 from etude.rollout.collector import Collector, EpisodeJob
-from etude.rollout.evaluator import unscored
-from etude.rollout.scorer import Scorer, Scores
+from etude.rollout.evaluator import Scorer, Scores, unscored
 from etude.store.episodes import episode_phase, read_episode, stored_episodes
 from etude.store.journal import Journal
 from etude.wire.retries import RetryCount, count_retries

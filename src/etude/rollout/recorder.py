@@ -19,7 +19,9 @@ from etude.core.call import Call, ChatRequest, Completion, Delta, Sampling
 from etude.core.episode import SIMULATED_USER, WORKFLOW
 from etude.core.errors import EpisodeError, EtudeError, RequestError, StoreError, error_words
 from etude.core.interfaces import Engine, innermost
+from etude.core.json_text import plain
 from etude.core.keys import fold
+from etude.core.message import Message, tool_arguments
 from etude.engines.meter import Role, asking_for
 from etude.store.episodes import CallReader, call_key, encode_call, shared_messages
 from etude.store.journal import Json, Steps
@@ -91,6 +93,68 @@ class Models:
                 param="model",
             )
         yield codec
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool that the model wants to call."""
+
+    id: str
+    name: str
+    arguments: dict[str, Any] | None
+    """The arguments by name; None if the model did not write a JSON object."""
+    raw_arguments: str
+    """The arguments exactly as the model wrote them."""
+
+    def result(self, content: Any) -> Message:
+        """Return the tool message with `content` for the model. Anything but text is written as JSON."""
+        text = content if isinstance(content, str) else json.dumps(plain(content), ensure_ascii=False)
+        return {"role": "tool", "tool_call_id": self.id, "content": text}
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A model's answer."""
+
+    text: str
+    """The message's content; empty if there is none."""
+    thinking: str
+    """The model's thinking before its answer, which is not part of the text; empty if there is none."""
+    message: Message
+    """The message in OpenAI's format. Append it to the conversation to continue."""
+    tool_calls: tuple[ToolCall, ...]
+    finish_reason: str
+    """`stop`, `length` or `tool_calls`."""
+    logprobs: tuple[float, ...] | None
+    """The natural-log probability of each sampled token, if the engine returns it."""
+    token_ids: tuple[int, ...] | None
+    """The sampled token ids, if the engine returns them."""
+
+
+def make_reply(call: Call) -> Reply:
+    """Return the answer of a finished call. Its message is a copy, so the record cannot be changed."""
+    completion = call.completion
+    assert completion is not None, "the call has no answer"
+    message = plain(completion.message)
+    content = message.get("content")
+    return Reply(
+        text=content if isinstance(content, str) else "",
+        thinking=completion.thinking,
+        message=message,
+        tool_calls=tuple(map(_tool_call, message.get("tool_calls") or ())),
+        finish_reason=completion.finish_reason,
+        logprobs=completion.logprobs,
+        token_ids=completion.completion_ids,
+    )
+
+
+def _tool_call(wire: Any) -> ToolCall:
+    function = wire["function"]
+    try:
+        arguments = tool_arguments(function)
+    except RequestError:
+        arguments = None
+    return ToolCall(wire.get("id", ""), function["name"], arguments, function["arguments"])
 
 
 current_function: ContextVar[str] = ContextVar("etude_function", default=WORKFLOW)

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import inspect
 import json
+import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError, validate_call
+from pydantic.errors import PydanticUserError
+from pydantic.json_schema import GenerateJsonSchema
 
 from etude.config.component import ToolsConfig
 from etude.config.import_path import import_object
@@ -24,11 +29,104 @@ from etude.core.keys import content_hash
 from etude.core.message import Message, Tool
 from etude.core.secrets import masked
 from etude.core.threads import call_any
-from etude.rollout.episode_loop import EpisodeLoop
-from etude.rollout.reply import PythonFunction, ToolCall
+from etude.rollout.recorder import ToolCall
 from etude.store.journal import Steps
+from etude.wire.request_body import check_conversation
 
 T = TypeVar("T")
+
+
+_HEADING = re.compile(
+    r"^((?:keyword |other )?(?:args|arguments|params|parameters)):[ \t]*\n+(?=[ \t]+\S)", re.M | re.I
+)
+"""griffe recognises this heading only after a blank line, and only without one below it."""
+
+
+class PythonFunction:
+    """A function or method that a model may call.
+
+    Pydantic's schema of its signature describes it, with the texts of `Field` and the docstring.
+    The same schema checks a call's arguments.
+    """
+
+    def __init__(self, fn: Any) -> None:
+        """Describe `fn`. Raises RequestError if it is not a function, or an annotation has no JSON schema."""
+        if not inspect.isroutine(fn):
+            raise RequestError(f"a tool must be a dict or a function, found {fn!r:.80}")
+        self.name = fn.__name__
+        try:
+            if "self" in inspect.signature(fn).parameters:
+                raise TypeError("it is a method without its object; pass a bound method")
+            call: Any = validate_call(fn)
+            adapter: TypeAdapter[Any] = TypeAdapter(call)
+            schema = adapter.json_schema(schema_generator=_Schema)
+        except (PydanticUserError, NameError, AttributeError, TypeError, ValueError, SyntaxError) as error:
+            raise RequestError(
+                f"function '{self.name}' cannot be described as a tool: {error}; annotate its arguments with "
+                f"types that JSON has"
+            ) from error
+        self.call: Callable[..., Any] = call
+        """Calls the function. Raises pydantic's ValidationError for arguments that do not fit."""
+        text, said = _read_docstring(inspect.getdoc(fn) or "")
+        properties, others = schema.setdefault("properties", {}), schema.pop("additionalProperties", False)
+        for name, described in properties.items():
+            if "description" not in described and name in said:
+                described["description"] = said[name]
+        if not isinstance(others, bool):  # By default others are neither mentioned nor ruled out.
+            schema["additionalProperties"] = others
+        description = {"description": text} if text else {}
+        self.tool: Tool = {
+            "type": "function",
+            "function": {"name": self.name, "parameters": schema, **description},
+        }
+
+
+class _Schema(GenerateJsonSchema):
+    """A schema generator without titles, which only cost tokens, and without defaults that JSON lacks."""
+
+    ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}  # noqa: RUF012
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        """Return False."""
+        return False
+
+
+def _read_docstring(docstring: str) -> tuple[str, dict[str, str]]:
+    """Split a docstring of any style into its text and its argument descriptions, each on one line.
+
+    Sections on return values and errors are left out.
+    """
+    from griffe import Docstring, parse_auto
+    from griffe import DocstringSectionKind as Kind
+
+    spaced = Docstring(_HEADING.sub(r"\n\1:\n", docstring))
+    pieces, descriptions = [], dict[str, str]()
+    quietly: Any = {style: {"warnings": False} for style in ("google", "numpy", "sphinx")}
+    for section in parse_auto(spaced, method="max_sections", default="google", per_style_options=quietly):
+        match section.kind:
+            case Kind.parameters | Kind.other_parameters:
+                for each in section.value:
+                    descriptions.setdefault(each.name.strip("*`- "), " ".join(each.description.split()))
+            case Kind.text:
+                pieces.append(section.value)
+            case Kind.admonition:
+                pieces.append(f"{section.title}: {section.value.contents}")
+            case Kind.examples:
+                pieces += ["Examples:", *(example for _, example in section.value)]
+    return " ".join(" ".join(pieces).split()), descriptions
+
+
+def describe_tools(tools: Sequence[Tool | Callable[..., Any]] | None) -> tuple[Tool, ...]:
+    """Return OpenAI's description of each tool. Dicts stay unchanged; functions are described.
+
+    Raises RequestError for anything else, and for a function that cannot be described.
+    """
+    described = tuple(tool if isinstance(tool, dict) else _described(tool).tool for tool in tools or ())
+    check_conversation((), described)
+    return described
+
+
+_described = functools.lru_cache(maxsize=256)(PythonFunction)
 
 
 class FunctionTools:
@@ -98,12 +196,13 @@ class EpisodeTools:
         sets: Mapping[str, ToolSet],
         journal: Steps,
         record: Callable[[Event], None],
-        loop: EpisodeLoop,
+        run: Callable[[Coroutine[Any, Any, str]], Awaitable[str]],
     ) -> None:
+        """`run` runs a coroutine on the run's event loop."""
         self.episode_id = episode_id
         self._sets = sets
         self._journal = journal
-        self.record, self.loop = record, loop
+        self.record, self.run = record, run
         self._open: list[contextlib.AsyncExitStack] = []
         self.counts = defaultdict[str, int](int)
         """The number of calls by set name."""
@@ -242,7 +341,7 @@ class Tools:
         The model sees its own mistakes and a tool's errors. Raises ToolError if the tool has no answer. Then
         the episode fails, unless the agent catches the error.
         """
-        return call.result(await self._episode.loop.call(self._text(call)))
+        return call.result(await self._episode.run(self._text(call)))
 
     async def call_all(self, calls: Sequence[ToolCall]) -> list[Message]:
         """Call several tools at the same time. Returns their messages in the order of the calls.
@@ -287,19 +386,3 @@ async def gather_results(calls: Iterable[Awaitable[T]]) -> list[T]:
             raise result
         results.append(result)
     return results
-
-
-class SyncTools:
-    """A plain function's open tools: their calls wait for the results."""
-
-    def __init__(self, tools: Tools, loop: EpisodeLoop) -> None:
-        self._tools, self._loop = tools, loop
-        self.schemas = tools.schemas
-
-    def call(self, call: ToolCall) -> Message:
-        """Call a tool as the model asked. Returns the message with its result."""
-        return self._loop.wait(self._tools.call(call))
-
-    def call_all(self, calls: Sequence[ToolCall]) -> list[Message]:
-        """Call several tools at the same time. Returns their messages in the order of the calls."""
-        return self._loop.wait(self._tools.call_all(calls))

@@ -22,7 +22,7 @@ from etude.core.errors import ConfigError
 from etude.integrations.mcp import source
 from etude.preflight.check import check_config
 from etude.rollout.collector import EpisodeJob, Limits
-from etude.rollout.reply import ToolCall
+from etude.rollout.recorder import ToolCall
 from etude.store.journal import Journal
 from tests.forked import Forked, program
 from tests.rollout.running import collect, examples, jobs

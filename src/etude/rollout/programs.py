@@ -1,118 +1,21 @@
-"""Where an episode's code runs: its event loop, for code in other threads, and other programs.
-
-Such a program may be a coding agent's command line.
-"""
+"""Programs that an episode runs, such as a coding agent's command line."""
 
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 import contextlib
 import os
 import signal
 import tempfile
-import threading
 import time
 from asyncio.subprocess import DEVNULL
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
 
 from etude.core.errors import EpisodeError
 from etude.engines.programs import start_guarded
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-class EpisodeLoop:
-    """The run's event loop, where an episode's calls are made and recorded.
-
-    Code in other threads waits for that loop. When the episode is over, its calls raise EpisodeError.
-    """
-
-    def __init__(self, episode_id: str) -> None:
-        self.loop = asyncio.get_running_loop()
-        self._episode_id = episode_id
-        self._thread = threading.get_ident()
-        self._waiting: set[concurrent.futures.Future[Any]] = set()
-        self._over = False
-
-    @property
-    def is_here(self) -> bool:
-        """Whether this code runs on that loop's thread."""
-        return threading.get_ident() == self._thread
-
-    async def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on that loop and return its result, from a coroutine on any loop."""
-        if self.is_here:
-            return await work
-        with self._sent(work) as waiting:
-            try:
-                return await asyncio.wrap_future(waiting)
-            except asyncio.CancelledError as error:
-                task = asyncio.current_task()
-                if self._over and task is not None and not task.cancelling():
-                    raise self._closed_error() from error
-                raise
-
-    def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on that loop and block until its result, from other threads only."""
-        if self.is_here:
-            work.close()
-            raise EpisodeError("a blocking call on the event loop would wait forever; write `async def`")
-        with self._sent(work) as waiting:
-            try:
-                return waiting.result()
-            except concurrent.futures.CancelledError as error:
-                raise self._closed_error() from error
-
-    @contextlib.contextmanager
-    def enter_blocking(self, context: AbstractAsyncContextManager[T]) -> Iterator[T]:
-        """Enter and leave an async context on that loop, from another thread."""
-        value = self.wait(context.__aenter__())
-        try:
-            yield value
-        finally:
-            if not self._over:  # Otherwise the episode has left it.
-                self.wait(context.__aexit__(None, None, None))
-
-    def callback_on_this_loop(self, fn: Callable[P, None]) -> Callable[P, None]:
-        """Wrap `fn` so that code on the episode's loop can call it here, on the current loop."""
-        if self.is_here:
-            return fn
-        loop = asyncio.get_running_loop()
-
-        def send(*args: P.args, **kwargs: P.kwargs) -> None:
-            with contextlib.suppress(RuntimeError):  # The current loop may be closed.
-                loop.call_soon_threadsafe(partial(fn, *args, **kwargs))
-
-        return send
-
-    def close(self) -> None:
-        """Cancel all waits in other threads."""
-        self._over = True
-        for waiting in tuple(self._waiting):
-            waiting.cancel()
-
-    @contextlib.contextmanager
-    def _sent(self, work: Coroutine[Any, Any, T]) -> Iterator[concurrent.futures.Future[T]]:
-        if self._over:
-            work.close()
-            raise self._closed_error()
-        waiting = asyncio.run_coroutine_threadsafe(work, self.loop)
-        self._waiting.add(waiting)
-        try:
-            yield waiting
-        finally:
-            self._waiting.discard(waiting)
-
-    def _closed_error(self) -> EpisodeError:
-        return EpisodeError(f"episode {self._episode_id} is over; it can make no more calls")
-
 
 _INHERITED = ("PATH", "LANG", "LC_ALL", "TZ", "SSL_CERT_FILE")
 """The variables that a program inherits. Others may hold keys."""
