@@ -93,7 +93,7 @@ async def test_each_fault_of_an_api_is_a_backend_error_that_says_what_it_was(mon
     async with FaultyEndpoint().serving() as endpoint, asyncio.timeout(100):
         answers = await asyncio.gather(*(failed(endpoint, name) for name in FAULTS))
     errors = dict(zip(FAULTS, answers, strict=True))
-    malformed = {name for name, error in errors.items() if "MalformedAnswer: " in error}
+    malformed = {name for name, error in errors.items() if "DecodingError: " in error}
     assert malformed >= {"empty", "204", "half-json", "html", "deep-json", "no-utf-8", "surrogate", "list"}
     late = {name for name, error in errors.items() if "no complete answer in 0.5 s" in error}
     assert late == {name for name, fault in FAULTS.items() if fault.kind == "slow"}

@@ -11,8 +11,7 @@ import openai
 from etude.core.call import Completion, Usage
 from etude.core.errors import EngineError
 from etude.core.message import Message
-from etude.wire.answers import RecordedCompletion
-from etude.wire.dialect import ChatBody
+from etude.wire.dialect import ChatBody, RecordedCompletion
 from etude.wire.http_server import Endpoint
 
 ASK = [{"role": "user", "content": "hi"}]

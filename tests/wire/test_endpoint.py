@@ -17,8 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.message import Message
-from etude.wire.answers import RecordedCompletion
-from etude.wire.dialect import AnswerMemory, ChatBody, Dialect, arguments_object, arguments_text
+from etude.wire.dialect import (
+    AnswerMemory,
+    ChatBody,
+    Dialect,
+    RecordedCompletion,
+    arguments_object,
+    arguments_text,
+)
 from etude.wire.gateway import Gateway
 from etude.wire.http_server import Endpoint, EndpointServer
 from etude.wire.messages import MessagesDialect
@@ -166,4 +172,4 @@ async def test_the_loop_turns_while_a_long_prompt_is_tokenised() -> None:
 
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x" * 100_000}]}).encode()
     answer = await Gateway(nobody, readers=Patient()).answer("POST", "/v1/v1/messages/count_tokens", {}, body)
-    assert (answer.status, answer.as_httpx().json()) == (200, {"input_tokens": 2})
+    assert (answer.status_code, json.loads(answer.body)) == (200, {"input_tokens": 2})

@@ -23,9 +23,8 @@ from typing_extensions import get_type_hints, is_typeddict
 
 from etude.core.call import Completion
 from etude.core.errors import RequestError
-from etude.wire.answers import RecordedCompletion
 from etude.wire.chat import ChatDialect, CompletionsDialect
-from etude.wire.dialect import AnswerMemory, Dialect
+from etude.wire.dialect import AnswerMemory, Dialect, RecordedCompletion
 from etude.wire.messages import MessagesDialect
 from etude.wire.responses import ResponsesDialect
 from tests.wire.dialects import ASK

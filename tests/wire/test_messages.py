@@ -9,8 +9,7 @@ from anthropic.types import Message
 from openai.types.responses import Response
 
 from etude.core.call import Completion, Constraint, Delta
-from etude.wire.answers import AnswerHeader
-from etude.wire.dialect import AnswerMemory, ChatBody
+from etude.wire.dialect import AnswerHeader, AnswerMemory, ChatBody
 from etude.wire.gateway import recording_client
 from etude.wire.http_server import Endpoint, EndpointServer
 from etude.wire.responses import ResponsesDialect

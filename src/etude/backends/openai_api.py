@@ -92,15 +92,14 @@ def is_temporary(error: APIError) -> bool:
 
 def retry_reason(error: Exception) -> RetryReason | None:
     """Return why an SDK request should be retried, or None if it should not."""
+    import httpx
     from openai import APIError, APIStatusError, APITimeoutError
-
-    from etude.wire.http_answers import MalformedAnswer
 
     if not isinstance(error, APIError) or not is_temporary(error) or error.code in _USED_UP:
         return None
     if isinstance(error, APIStatusError):
         return RetryReason(f"http_{error.status_code}", retry_after(error.response.headers))
-    if isinstance(error.__cause__, MalformedAnswer):
+    if isinstance(error.__cause__, httpx.DecodingError):
         return RetryReason("malformed")
     return RetryReason("timeout" if isinstance(error, APITimeoutError) else "connection")
 

@@ -14,7 +14,7 @@ from etude.core.threads import call_off_loop
 from etude.models.grammar import FORM
 from etude.models.template import Prompt
 from etude.models.text_codec import constrained_sampling
-from etude.wire.answers import unsent_text
+from etude.wire.dialect import unsent_text
 
 if TYPE_CHECKING:
     from etude.models.text_codec import TextCodec

@@ -17,7 +17,6 @@ from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.core.secrets import keep_secret, masked
 from etude.engines.openai_config import NOT_FOR_REASONING, OPENAI_URL, OpenAiLlmConfig
-from etude.wire.answers import require_asked
 from etude.wire.client import (
     USUAL_FIELDS,
     TokenLogprobs,
@@ -29,6 +28,7 @@ from etude.wire.client import (
     read_answer,
     request_fields,
 )
+from etude.wire.dialect import require_asked
 from etude.wire.retries import Refusal, Retryable, note_charged, with_retries
 
 T = TypeVar("T")

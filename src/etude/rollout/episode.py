@@ -28,8 +28,7 @@ from etude.core.message import Message, Tool
 from etude.rollout.programs import ProgramFolder, ProgramResult, last_line
 from etude.rollout.recorder import FunctionScope, Recorder, Reply, ToolCall, current_function, make_reply
 from etude.rollout.tools import EpisodeTools, Tools, describe_tools
-from etude.wire.answers import AnswerHeader, RecordedCompletion
-from etude.wire.dialect import AnswerMemory, ChatBody
+from etude.wire.dialect import AnswerHeader, AnswerMemory, ChatBody, RecordedCompletion
 from etude.wire.request_body import choose_tool, plain_messages, read_format
 
 if TYPE_CHECKING:

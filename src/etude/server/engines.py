@@ -25,9 +25,8 @@ from etude.server.guard import Metrics, cancel_on_disconnect
 from etude.server.models import ModelStore, ServedModel
 from etude.server.settings import ServerSettings
 from etude.store.files import DamagedError
-from etude.wire.answers import AnswerHeader, RecordedCompletion
 from etude.wire.chat import ChatCompletionBody, CompletionBody
-from etude.wire.dialect import AnswerMemory, ChatBody
+from etude.wire.dialect import AnswerHeader, AnswerMemory, ChatBody, RecordedCompletion
 from etude.wire.gateway import Gateway
 from etude.wire.http_server import ApiError
 from etude.wire.messages import MessagesBody
@@ -295,8 +294,7 @@ def _endpoint(gateway: Gateway) -> Callable[[Request], Awaitable[Response]]:
         body = await request.body()
 
         async def respond() -> Response:
-            method, path = request.method, request.scope["path"]
-            return (await gateway.respond(method, path, request.headers, body)).as_starlette()
+            return await gateway.respond(request.method, request.scope["path"], request.headers, body)
 
         return await cancel_on_disconnect(request, respond)
 

@@ -10,8 +10,15 @@ from pydantic import BaseModel, Field, model_validator
 from etude.core.call import Delta, Token
 from etude.core.errors import RequestError
 from etude.core.message import Message, Tool, message_text
-from etude.wire.answers import AnswerHeader, RecordedCompletion, TokenLogprob
-from etude.wire.dialect import ChatBody, Dialect, Event, Stream
+from etude.wire.dialect import (
+    AnswerHeader,
+    ChatBody,
+    Dialect,
+    Event,
+    RecordedCompletion,
+    Stream,
+    TokenLogprob,
+)
 from etude.wire.request_body import (
     FORM_FIELDS,
     Effort,

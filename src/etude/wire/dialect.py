@@ -1,24 +1,20 @@
-"""Base classes for dialects (one agent-facing API, translated to and from recorded calls) and streams."""
+"""Base classes for dialects (one agent-facing API, translated to and from recorded calls) and streams.
+
+And what they translate: requests, and recorded answers with their tokens.
+"""
 
 from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
-from pydantic_core import to_json
-
-from etude.core.call import ChatRequest, Completion, Delta, Sampling
-from etude.core.errors import RequestError
+from etude.core.call import ChatRequest, Completion, Delta, Sampling, Token, TopLogprobs
+from etude.core.errors import ImpossibleCall, RequestError
 from etude.core.json_text import read_json
 from etude.core.message import Message, Tool, message_text
-from etude.wire.answers import AnswerHeader, RecordedCompletion, StreamProgress
-
-if TYPE_CHECKING:
-    import httpx
-    from starlette.responses import Response
 
 Event = tuple[str | None, Any]
 """A server-sent event: its name, if the dialect names events, and its data; text is sent unchanged."""
@@ -40,6 +36,138 @@ _ERROR_TYPES = {
 
 RAW = "raw_arguments"
 """Key for a tool call's arguments that are not a JSON object, in APIs that accept only objects."""
+
+
+def require_asked(completion: Completion, *, logprobs: bool = False, top: int = 0) -> None:
+    """Raise ImpossibleCall for the first requested field that is missing; empty answers need no logprobs."""
+    if completion.usage.completion_tokens == 0:
+        return
+    if top and not completion.top_logprobs:
+        missing = "top_logprobs"
+    elif logprobs and completion.logprobs is None:
+        missing = "logprobs"
+    else:
+        return
+    raise ImpossibleCall(
+        f"the answer lacks what {missing} asks for; leave it out of the request or the config, or use an "
+        "endpoint that returns it",
+        param=missing,
+    )
+
+
+TokenBytes: TypeAlias = Callable[[int], bytes | None]
+"""Returns the bytes of a token, or None if its tokenizer is not available here."""
+
+TokenLogprob: TypeAlias = tuple[Token, float, TopLogprobs]
+"""A sampled token, its logprob, and the likeliest tokens with theirs."""
+
+
+_REPLACEMENT = "\ufffd"
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHeader:
+    """The facts about an answer that are known before its first token."""
+
+    id: str
+    model: str
+    bytes_of: TokenBytes = lambda token: None
+    tokens_as_ids: bool = False
+    """Whether logprobs name tokens by their ids; tokens without known bytes are always named so."""
+
+    def id_as(self, prefix: str) -> str:
+        """Return the id with an API's prefix for a kind of object."""
+        return prefix + self.id.removeprefix("chatcmpl-")
+
+    def token_name(self, token: Token) -> str:
+        """Return a token's name: its text, or vLLM's `token_id:7`."""
+        if isinstance(token, str):
+            return token
+        if token < 0:
+            return ""
+        known = None if self.tokens_as_ids else self.bytes_of(token)
+        return f"token_id:{token}" if known is None else known.decode(errors="replace")
+
+    def bytes(self, token: Token) -> list[int] | None:
+        """Return a token's bytes, however it is named, or None if they are unknown."""
+        if isinstance(token, int):
+            known = self.bytes_of(token) if token >= 0 else None
+        else:
+            # An endpoint without ids writes a replacement character for part of a character.
+            known = None if _REPLACEMENT in token else token.encode()
+        return None if known is None else [*known]
+
+    def with_completion(self, completion: Completion) -> RecordedCompletion:
+        """Return the answer with this heading."""
+        return RecordedCompletion(
+            self.id, self.model, self.bytes_of, self.tokens_as_ids, completion=completion
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCompletion(AnswerHeader):
+    """A recorded completion, as an API presents it."""
+
+    completion: Completion = field(kw_only=True)
+
+    @property
+    def tokens(self) -> list[TokenLogprob]:
+        """The sampled tokens with their logprobs; none if the engine does not give them."""
+        return list_tokens(self.completion)
+
+
+def list_tokens(source: Completion | Delta) -> list[TokenLogprob]:
+    """Return the tokens of an answer or a piece of it, each with its logprob and alternatives."""
+    ids: Sequence[Token] | None
+    if isinstance(source, Completion):
+        ids, tops = source.completion_ids, source.top_logprobs
+        # An endpoint may give logprobs without token ids.
+        ids = (source.token_texts or None) if ids is None else ids
+    else:
+        ids, tops = source.ids, source.top
+    logprobs = source.logprobs or ()
+    ids = ids if ids is not None else (-1,) * len(logprobs)
+    tops = tops or ((),) * len(logprobs)
+    return list(zip(ids, logprobs, tops, strict=False))
+
+
+@dataclass(slots=True)
+class StreamProgress:
+    """The part of an answer that a stream has sent."""
+
+    content: str = ""
+    reasoning: str = ""
+    tokens: int = 0
+    """Number of tokens received, sent or waiting."""
+    waiting: list[TokenLogprob] = field(default_factory=list)
+    """Tokens whose text has not been sent yet."""
+
+    def take(self, delta: Delta) -> None:
+        """Record a piece."""
+        self.content += delta.content
+        self.reasoning += delta.reasoning
+        self.tokens += len(delta.ids)
+        self.waiting += list_tokens(delta)
+
+    def take_rest(self, completion: Completion) -> Delta:
+        """Record the end of the answer, and return the text that has not been sent."""
+        message, tokens = completion.message, list_tokens(completion)
+        self.waiting += tokens[self.tokens :]
+        self.tokens = len(tokens)
+        content = unsent_text(message_text(message), self.content)
+        reasoning = unsent_text(message.get("reasoning_content") or "", self.reasoning)
+        self.content, self.reasoning = self.content + content, self.reasoning + reasoning
+        return Delta(content, reasoning)
+
+    def take_waiting(self) -> list[TokenLogprob]:
+        """Remove and return the waiting tokens."""
+        tokens, self.waiting = self.waiting, []
+        return tokens
+
+
+def unsent_text(text: str, given: str) -> str:
+    """Return the part of a text after its sent beginning `given`; empty if it does not begin so."""
+    return text[len(given) :] if text.startswith(given) else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,13 +368,6 @@ class Stream(ABC):
         """Yield the last events, once all answers are complete."""
 
 
-def server_sent(data: Any, name: str | None = None) -> bytes:
-    """Encode a server-sent event; its data become JSON unless they are text."""
-    text = data if isinstance(data, str) else json.dumps(data)
-    head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {text}\n\n".encode()
-
-
 def as_parts(content: Any) -> Any:
     """Return content as a list of parts; text becomes a single part."""
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
@@ -342,35 +463,3 @@ class BlockStream(Stream):
 def model_object(name: str, created: float) -> dict[str, Any]:
     """Return OpenAI's `model` object."""
     return {"id": name, "object": "model", "created": int(created), "owned_by": "etude"}
-
-
-_JSON = {"content-type": "application/json"}
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """An HTTP response, whole or streamed."""
-
-    status: int
-    headers: Mapping[str, str]
-    content: bytes | AsyncIterator[bytes]
-
-    def as_httpx(self) -> httpx.Response:
-        """Return the response for an httpx transport."""
-        import httpx
-
-        return httpx.Response(self.status, headers=self.headers, content=self.content)
-
-    def as_starlette(self) -> Response:
-        """Return the response for a Starlette server."""
-        from starlette.responses import Response, StreamingResponse
-
-        if isinstance(self.content, bytes):
-            return Response(self.content, self.status, self.headers)
-        return StreamingResponse(self.content, self.status, self.headers)
-
-
-def json_reply(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
-    """Return a response with a value as JSON text."""
-    # Takes a fifth of the time of httpx's `json=`.
-    return Reply(status, {**_JSON, **headers} if headers else _JSON, to_json(value))

@@ -6,6 +6,7 @@ The clients are real OpenAI clients whose requests never leave the process.
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -13,14 +14,23 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import httpx
+from pydantic_core import to_json
+from starlette.responses import Response, StreamingResponse
 
 from etude.core.call import ChatRequest, Delta
 from etude.core.errors import EngineError, EtudeError, ImpossibleCall, PromptTooLong, RequestError
 from etude.core.json_text import read_json
 from etude.core.threads import call_off_loop
-from etude.wire.answers import AnswerHeader, RecordedCompletion, require_asked
 from etude.wire.chat import ChatDialect, CompletionsDialect
-from etude.wire.dialect import ERROR_HEADER, AnswerMemory, ChatBody, Dialect, Reply, json_reply, server_sent
+from etude.wire.dialect import (
+    ERROR_HEADER,
+    AnswerHeader,
+    AnswerMemory,
+    ChatBody,
+    Dialect,
+    RecordedCompletion,
+    require_asked,
+)
 from etude.wire.messages import MessagesDialect
 from etude.wire.responses import ResponsesDialect
 
@@ -96,7 +106,7 @@ class Gateway:
         memory = memory or AnswerMemory()
         self._dialects = {path: dialect(memory) for path, dialect in _DIALECTS.items()}
 
-    async def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
+    async def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Response:
         """Answer one HTTP request.
 
         Every error becomes the API's error object, and tells the client not to retry, because the engine has
@@ -107,7 +117,7 @@ class Gateway:
         except EtudeError as error:
             return error_response(path, _http_status(error), str(error), code=choose_code(error), cause=error)
 
-    async def respond(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Reply:
+    async def respond(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Response:
         """Answer a request, for callers with custom error responses. Raises EtudeError."""
         path = _plain_path(path)
         known = [f"POST {each}" for each in _DIALECTS]
@@ -117,13 +127,13 @@ class Gateway:
             message = f"{method} {path} is not served here; the server answers {', '.join(known)}"
             return error_response(path, 404, message, code="unknown_url")
         if method == "GET" and self._readers is not None:
-            return json_reply({"object": "list", "data": self._readers.models(), "has_more": False})
+            return _json_response({"object": "list", "data": self._readers.models(), "has_more": False})
         if path == COUNT_TOKENS and self._readers is not None:
             asked = await call_off_loop(len(body), self._read, MessagesDialect(AnswerMemory()), body)
             request = ChatRequest(asked.messages, asked.tools, template_options=asked.template_options)
             async with self._readers.reader(asked.model) as codec:
                 prompt = await call_off_loop(len(body), codec.template.prompt, request)
-                return json_reply({"input_tokens": len(prompt.ids)})
+                return _json_response({"input_tokens": len(prompt.ids)})
         dialect = self._dialects[path]
         asked = await call_off_loop(len(body), self._read, dialect, body)
         if (function := headers.get(FUNCTION_HEADER)) is not None:
@@ -140,7 +150,7 @@ class Gateway:
         except ImpossibleCall as error:
             error.param = dialect.own_name(error.param, asked.body)
             raise
-        return json_reply(dialect.reply(answers, asked))
+        return _json_response(dialect.reply(answers, asked))
 
     def _read(self, dialect: Dialect, body: bytes) -> ChatBody:
         """Parse the request in a body. Raises RequestError."""
@@ -158,7 +168,7 @@ class Gateway:
         require_asked(answer.completion, logprobs=asked.logprobs, top=asked.top_logprobs)
         return answer
 
-    async def _start_stream(self, dialect: Dialect, asked: ChatBody) -> Reply:
+    async def _start_stream(self, dialect: Dialect, asked: ChatBody) -> Response:
         """Start a stream once its first piece is available: a failure before that can still have a status."""
         news: asyncio.Queue[_News] = asyncio.Queue()
         sampling = asyncio.create_task(_listen(self._answer_one, asked.each(), news))
@@ -180,7 +190,7 @@ class Gateway:
                 if not self._finishes:
                     sampling.cancel()
 
-        return Reply(200, _STREAM_HEADERS, sent())
+        return StreamingResponse(sent(), headers=_STREAM_HEADERS)
 
 
 _News: TypeAlias = tuple[int, AnswerHeader, Delta] | Exception | None
@@ -191,6 +201,13 @@ _STREAM_HEADERS = {
     "cache-control": "no-cache",
     "x-accel-buffering": "no",
 }
+
+
+def server_sent(data: Any, name: str | None = None) -> bytes:
+    """Encode a server-sent event; its data become JSON unless they are text."""
+    text = data if isinstance(data, str) else json.dumps(data)
+    head = "" if name is None else f"event: {name}\n"
+    return f"{head}data: {text}\n\n".encode()
 
 
 async def _events(
@@ -249,7 +266,7 @@ def error_response(
     param: str | None = None,
     code: str | None = None,
     cause: EtudeError | None = None,
-) -> Reply:
+) -> Response:
     """Return an error response in the format of the path's API."""
     headers = {"x-should-retry": "false"}
     if cause is not None:
@@ -258,7 +275,7 @@ def error_response(
         param = cause.param
     dialect = find_dialect(path)
     error = dialect.error(status, message, param=param, code=code)
-    return json_reply(error, status, headers)
+    return _json_response(error, status, headers)
 
 
 def find_dialect(path: str) -> type[Dialect]:
@@ -287,18 +304,43 @@ def _plain_path(path: str) -> str:
     return path
 
 
-class RecordingTransport(httpx.AsyncBaseTransport):
-    """Passes each request to a handler and returns its response, without a socket."""
+def _json_response(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    # Takes a fifth of the time of httpx's `json=`.
+    return Response(to_json(value), status, headers, "application/json")
 
-    def __init__(self, handler: Handler, memory: AnswerMemory | None = None) -> None:
+
+def as_httpx(response: Response) -> httpx.Response:
+    """Return the response for an httpx transport."""
+    content: Any = response.body_iterator if isinstance(response, StreamingResponse) else response.body
+    return httpx.Response(response.status_code, headers=response.raw_headers, content=content)
+
+
+class RecordingTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
+    """Passes each request to a handler and returns its response, without a socket.
+
+    Clients without asyncio need `run`, which waits for coroutines on the event loop.
+    """
+
+    def __init__(
+        self, handler: Handler, memory: AnswerMemory | None = None, run: RunOnLoop | None = None
+    ) -> None:
         self._gateway = Gateway(handler, memory)
+        self._run: Any = run
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Answer an httpx request."""
-        return (await self.reply(request, await request.aread())).as_httpx()
+        return as_httpx(await self._respond(request, await request.aread()))
 
-    async def reply(self, request: httpx.Request, body: bytes) -> Reply:
-        """Return the reply to a request. One that is meant for another server is an error."""
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Answer an httpx request of a client without asyncio."""
+        response: Response = self._run(self._respond(request, request.read()))
+        if isinstance(response, StreamingResponse):
+            content = self._pieces(aiter(response.body_iterator))
+            return httpx.Response(response.status_code, headers=response.raw_headers, content=content)
+        return as_httpx(response)
+
+    async def _respond(self, request: httpx.Request, body: bytes) -> Response:
+        """Return the response to a request. One that is meant for another server is an error."""
         path = request.url.path
         if request.url.host == _HOST:
             return await self._gateway.answer(request.method, path, request.headers, body)
@@ -308,23 +350,8 @@ class RecordingTransport(httpx.AsyncBaseTransport):
         )
         return error_response(path, 400, str(error), cause=error)
 
-
-class BlockingRecordingTransport(httpx.BaseTransport):
-    """A `RecordingTransport` for clients without asyncio: `run` waits for coroutines on the event loop."""
-
-    def __init__(self, handler: Handler, run: RunOnLoop, memory: AnswerMemory | None = None) -> None:
-        self._transport = RecordingTransport(handler, memory)
-        self._run = run
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Answer an httpx request."""
-        reply: Reply = self._run(self._transport.reply(request, request.read()))
-        if isinstance(reply.content, bytes):
-            return reply.as_httpx()
-        return httpx.Response(reply.status, headers=reply.headers, content=self._pieces(reply.content))
-
-    def _pieces(self, pieces: AsyncIterator[bytes]) -> Iterator[bytes]:
-        async def next_piece() -> bytes | None:
+    def _pieces(self, pieces: AsyncIterator[Any]) -> Iterator[bytes]:
+        async def next_piece() -> Any:
             return await anext(pieces, None)
 
         while (piece := self._run(next_piece())) is not None:
@@ -344,5 +371,5 @@ def blocking_recording_client(handler: Handler, run: RunOnLoop, memory: AnswerMe
     """Return an `OpenAI` client for functions without asyncio; see `recording_client`."""
     from openai import OpenAI
 
-    http_client: Any = httpx.Client(transport=BlockingRecordingTransport(handler, run, memory))
+    http_client: Any = httpx.Client(transport=RecordingTransport(handler, memory, run))
     return OpenAI(**_SETTINGS, http_client=http_client)

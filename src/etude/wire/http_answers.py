@@ -69,15 +69,11 @@ SLOWEST_BYTES = 32 * 1024
 """Each request gets one more second for this many bytes of its body."""
 
 
-class MalformedAnswer(httpx.RequestError):
-    """The status reports success, but the answer does not fit the request."""
-
-
 class WholeAnswers(httpx.AsyncClient):
     """An httpx client that limits the total time of a request; httpx limits the time between two pieces.
 
     A request may take `seconds`, plus one for each `SLOWEST_BYTES` of its body, before httpx.ReadTimeout.
-    `find_problem` returns the fault of a successful answer, if any, which then raises MalformedAnswer.
+    `find_problem` returns the fault of a successful answer, if any, which then raises httpx.DecodingError.
     """
 
     def __init__(
@@ -95,8 +91,7 @@ class WholeAnswers(httpx.AsyncClient):
                 response = await super().send(request, **options)
         except TimeoutError as error:
             raise httpx.ReadTimeout(f"no complete answer in {self._seconds:g} s", request=request) from error
-        if response.is_success and not options.get("stream"):
-            problem = self._find_problem(response)
-            if problem is not None:
-                raise MalformedAnswer(problem, request=request)
+        is_checked = response.is_success and not options.get("stream")
+        if is_checked and (problem := self._find_problem(response)) is not None:
+            raise httpx.DecodingError(problem, request=request)
         return response

@@ -320,4 +320,4 @@ class EndpointServer:
             raise ApiError(401, _WRONG_KEY, code="invalid_api_key")
         body = await request.body()
         answer = await gateway.answer(request.method, request.url.path, request.headers, body)
-        await answer.as_starlette()(scope, receive, send)
+        await answer(scope, receive, send)

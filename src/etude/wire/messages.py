@@ -10,13 +10,14 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from etude.core.message import Message, Tool
-from etude.wire.answers import AnswerHeader, RecordedCompletion
 from etude.wire.dialect import (
+    AnswerHeader,
     BlockStream,
     ChatBody,
     Dialect,
     Event,
     Kind,
+    RecordedCompletion,
     Stream,
     arguments_object,
     arguments_text,

@@ -13,8 +13,18 @@ from pydantic import BaseModel, BeforeValidator, Field
 
 from etude.core.errors import RequestError
 from etude.core.message import Message, Tool
-from etude.wire.answers import AnswerHeader, RecordedCompletion
-from etude.wire.dialect import BlockStream, ChatBody, Dialect, Event, Kind, Stream, as_parts, tool_call
+from etude.wire.dialect import (
+    AnswerHeader,
+    BlockStream,
+    ChatBody,
+    Dialect,
+    Event,
+    Kind,
+    RecordedCompletion,
+    Stream,
+    as_parts,
+    tool_call,
+)
 from etude.wire.request_body import (
     BOOKKEEPING,
     Effort,

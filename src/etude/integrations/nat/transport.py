@@ -14,7 +14,7 @@ from pydantic_core import from_json, to_json
 from etude.core.errors import EpisodeError
 from etude.rollout.episode import Episode
 from etude.store.journal import Journal
-from etude.wire.gateway import FUNCTION_HEADER, BlockingRecordingTransport, RecordingTransport, error_response
+from etude.wire.gateway import FUNCTION_HEADER, RecordingTransport, as_httpx, error_response
 
 BASE_URL = "http://recorded.invalid/v1"
 API_KEY = "recorded"
@@ -36,30 +36,28 @@ class EpisodeTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Return the recorded answer, or an error response outside of an episode."""
-        episode, request.headers[FUNCTION_HEADER] = self._running()
-        if episode is None:
-            return _refuse_request(request, self._model)
-        recording = RecordingTransport(lambda body: episode.answer(body, self._model), episode.answers_given)
-        return await recording.handle_async_request(request)
+        transport = self._transport(request)
+        if isinstance(transport, httpx.Response):
+            return transport
+        return await transport.handle_async_request(request)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Return the answer as `handle_async_request` does. Raises EpisodeError on the event loop."""
+        transport = self._transport(request)
+        return transport if isinstance(transport, httpx.Response) else transport.handle_request(request)
+
+    def _transport(self, request: httpx.Request) -> RecordingTransport | httpx.Response:
+        """Return the running episode's transport, or the response outside of an episode."""
         episode, request.headers[FUNCTION_HEADER] = self._running()
         if episode is None:
-            return _refuse_request(request, self._model)
-        recording = BlockingRecordingTransport(
-            lambda body: episode.answer(body, self._model), episode.loop.wait, episode.answers_given
+            error = EpisodeError(
+                f"the model '{self._model}' is being trained, and was called outside of an episode; give "
+                "evaluators, and all code outside the agent, a separate entry of `llms`"
+            )
+            return as_httpx(error_response(request.url.path, 409, str(error), cause=error))
+        return RecordingTransport(
+            lambda body: episode.answer(body, self._model), episode.answers_given, episode.loop.wait
         )
-        return recording.handle_request(request)
-
-
-def _refuse_request(request: httpx.Request, model: str) -> httpx.Response:
-    """Return the error response to a request outside of an episode."""
-    error = EpisodeError(
-        f"the model '{model}' is being trained, and was called outside of an episode; give "
-        "evaluators, and all code outside the agent, a separate entry of `llms`"
-    )
-    return error_response(request.url.path, 409, str(error), cause=error).as_httpx()
 
 
 class Steps:

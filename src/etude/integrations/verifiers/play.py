@@ -26,9 +26,8 @@ from etude.core.episode import Example
 from etude.core.errors import EnvironmentAway, EpisodeError, EtudeError
 from etude.integrations.verifiers.environment import Tasks, episode_error, find_problems, find_scores
 from etude.rollout.episode import Episode
-from etude.wire.answers import RecordedCompletion
-from etude.wire.dialect import ChatBody
-from etude.wire.gateway import FUNCTION_HEADER, Gateway
+from etude.wire.dialect import ChatBody, RecordedCompletion
+from etude.wire.gateway import FUNCTION_HEADER, Gateway, as_httpx
 
 _EVENT_END = b"\n\n"
 
@@ -51,8 +50,8 @@ class EpisodeCalls:
 
     async def send(self, path: str, body: Mapping[str, Any], agent: str) -> httpx.Response:
         """Answer an agent's request. Raises ProviderError with the HTTP status of a failed call."""
-        reply = await self._gateway.answer("POST", path, {FUNCTION_HEADER: agent}, to_json(body))
-        response = reply.as_httpx()
+        answer = await self._gateway.answer("POST", path, {FUNCTION_HEADER: agent}, to_json(body))
+        response = as_httpx(answer)
         if response.status_code < 400:
             return response
         raise model_error(response.text, status_code=response.status_code)
