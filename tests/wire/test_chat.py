@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import openai
@@ -14,9 +15,8 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk, ChatCompletio
 
 from etude.core.call import Completion, Constraint, Delta, Sampling, Usage
 from etude.core.errors import EngineError, EpisodeError, RequestError
-from etude.wire.answers import AnswerHeader, RecordedCompletion
 from etude.wire.chat import ChatDialect, CompletionsDialect
-from etude.wire.dialect import AnswerMemory, ChatBody
+from etude.wire.dialect import AnswerHeader, AnswerMemory, ChatBody, RecordedCompletion
 from etude.wire.gateway import recording_client
 from etude.wire.http_server import EndpointServer
 from etude.wire.request_body import change_sampling, plain_messages
@@ -188,14 +188,25 @@ def test_what_is_given_changes_and_the_rest_stays() -> None:
         ({"temperature": -0.1}, "temperature: Input should be greater than or equal to 0, found -0.1"),
         ({"temperature": True}, "temperature: Input should be a valid number, found True"),
         ({"temperature": float("nan")}, "temperature: Input should be a finite number"),
-        ({"stop": [""]}, r"stop: .*, found \[''\]"),
-        ({"stop": 3}, "stop: Input should be a valid string, found 3"),
         ({"top_z": 3}, "'top_z' is not a sampling parameter; allowed: temperature, top_p"),
     ],
 )
 def test_impossible_values_are_named(changes: dict[str, object], message: str) -> None:
     with pytest.raises(RequestError, match=message):
         change_sampling(Sampling(), changes)
+
+
+@pytest.mark.parametrize("stop", ["", [""], ["a", ""], 3, [3], {"a": 1}, ["x"] * 129])
+def test_stops_are_texts(stop: Any) -> None:
+    """The error says which field, what is to be given, and what was found."""
+    told = f"stop: give a text or at most 128 texts, none of them empty, found {stop!r:.80}"
+    for ask in (
+        lambda: change_sampling(Sampling(), {"stop": stop}),
+        lambda: CHAT.parse({**ASKED, "stop": stop}),
+    ):
+        with pytest.raises(RequestError, match=f"^{re.escape(told)}$") as raised:
+            ask()
+        assert raised.value.param == "stop"
 
 
 PIECES = [

@@ -29,14 +29,23 @@ from etude.wire.dialect import ChatBody
 
 SAMPLING_NAMES = tuple(option.name for option in fields(Sampling))
 
-Text: TypeAlias = Annotated[str, Field(min_length=1)]
 Flag: TypeAlias = Annotated[bool, Strict()]
 """A field that must be a boolean, not a number or a word that could be read as one."""
 Integer: TypeAlias = Annotated[int, Strict()]
 """A field that must be an integer, not a text or a boolean."""
-Stops: TypeAlias = Annotated[tuple[Text, ...], Field(max_length=128)]
 
 
+def _as_stops(value: Any) -> Any:
+    stops = [value] if isinstance(value, str) else value
+    is_list = isinstance(stops, list | tuple) and len(stops) <= 128
+    if not is_list or not all(stop and isinstance(stop, str) for stop in stops):
+        raise ValueError(f"give a text or at most 128 texts, none of them empty, found {value!r:.80}")
+    return stops
+
+
+Stops: TypeAlias = Annotated[
+    tuple[str, ...], BeforeValidator(_as_stops, json_schema_input_type=str | list[str])
+]
 _BY_TOKEN = BeforeValidator(lambda bias: dict(bias) if isinstance(bias, tuple) else bias)
 """Converts `Sampling`'s form of `logit_bias` to the form in requests."""
 
@@ -47,7 +56,7 @@ class SamplingFields(BaseModel):
     temperature: Temperature | None = Field(default=None, strict=True)
     top_p: TopP | None = Field(default=None, strict=True)
     max_tokens: int | None = Field(default=None, ge=1, strict=True)
-    stop: Text | Stops | None = None
+    stop: Stops | None = None
     seed: int | None = Field(default=None, ge=-(2**63), lt=2**63, strict=True)
     top_k: int | None = Field(default=None, ge=-1, strict=True)
     min_p: Share | None = Field(default=None, strict=True)
@@ -61,8 +70,6 @@ class SamplingFields(BaseModel):
     def given_values(self) -> dict[str, Any]:
         """Return the fields that are not None, in `Sampling`'s form."""
         values = {name: value for name in _FIELDS if (value := getattr(self, name)) is not None}
-        if isinstance(self.stop, str):
-            values["stop"] = (self.stop,)
         if self.logit_bias is not None:
             values["logit_bias"] = tuple(sorted(self.logit_bias.items()))
         if self.top_k == -1:  # vLLM's value for "all".
@@ -87,12 +94,7 @@ def change_sampling(base: Sampling, changes: Mapping[str, Any]) -> Sampling:
     if not wishes:
         return base
     constraint: Constraint | None = wishes.pop("constraint", None)
-    try:
-        given = SamplingFields.model_validate(wishes).given_values()
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        name = str(first["loc"][0])
-        raise RequestError(f"{name}: {first['msg']}, found {changes[name]!r:.80}", param=name) from error
+    given = validate_body(SamplingFields, wishes).given_values()
     return apply_checked(base, given if constraint is None else {**given, "constraint": constraint})
 
 
@@ -188,7 +190,9 @@ def describe_problems(errors: Iterable[Any]) -> tuple[str, str | None]:
         first = first or field or None
         if error["type"] == "json_invalid":
             return f"the request is not JSON: {error.get('ctx', {}).get('error', '')}".rstrip(": "), None
-        text = error["msg"].removeprefix("Value error, ")
+        text, found = error["msg"].removeprefix("Value error, "), error["input"]
+        if error["type"] != "value_error" and isinstance(found, str | int | float):
+            text += f", found {found!r:.80}"
         problems.append(f"{field}: {text}" if field else text)
     return "; ".join(dict.fromkeys(problems[:5])), first
 
@@ -197,7 +201,7 @@ def field_path(location: Iterable[Any]) -> str:
     """Return the place of pydantic's error as a path like `messages[0].role`."""
     path = ""
     for part in map(str, location):
-        if part not in ("body", "query", "path") and not _TYPE_TAG.match(part):
+        if part not in ("body", "query", "path", "[key]") and not _TYPE_TAG.match(part):
             path += f"[{part}]" if part.isdecimal() else f".{part}" if path else part
     return path
 
