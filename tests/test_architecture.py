@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 57_097,
-    "modules": 272,
-    "lines of tests": 46_099,
+    "lines of source": 57_038,
+    "modules": 269,
+    "lines of tests": 46_005,
     "benchmark files": 12,
     "config keys": 312,
 }

@@ -175,17 +175,6 @@ async def test_a_blocking_function_that_hangs_is_an_error_and_blocks_no_other() 
         release.set()
 
 
-async def test_an_evaluator_that_cancels_its_own_task_gives_no_score() -> None:
-    async def cancels(example: Example, output: str) -> float:
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
-        await asyncio.sleep(0)
-        return 1.0
-
-    assert (await outcome(cancels)).error == "the evaluator cancelled itself"
-
-
 async def test_an_evaluator_that_does_not_stop_at_its_timeout_is_left_behind(monkeypatch: Any) -> None:
     monkeypatch.setattr(threads, "GRACE_SECONDS", 0.05)
     release = asyncio.Event()

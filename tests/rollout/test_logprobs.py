@@ -149,9 +149,6 @@ async def test_tokens_have_their_own_bytes_also_those_that_are_a_part_of_a_chara
     assert (await collect_one(workflow, journal, engine=engine)).output == 0
 
 
-ASK: list[dict[str, Any]] = [{"role": "user", "content": "what is 1 + 2?"}]
-
-
 async def test_tokens_of_a_model_elsewhere_are_not_guessed(journal: Journal) -> None:
     async def workflow(example: Any, episode: Any) -> int:
         with pytest.raises(anthropic.BadRequestError, match="another server samples the model"):

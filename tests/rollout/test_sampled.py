@@ -68,14 +68,6 @@ def spend(budget: ErrorBudget, episodes: int, scores: int) -> None:
         budget.add("score:correct", f"train/1/s{number}/0", "the evaluator returned None")
 
 
-def test_over_the_budget_the_error_has_counts_by_kind_and_an_example() -> None:
-    with pytest.raises(ErrorBudgetExceeded) as caught:
-        spend(ErrorBudget(0.4, 10), episodes=5, scores=0)
-    first, *lines, _ = str(caught.value).splitlines()
-    assert first.startswith("5 of 10 episodes failed, more than the error budget of 40 %")
-    assert lines == ["  timeout: 5, as in train/1/q0/0: no output within 300 s"]
-
-
 @given(st.floats(0, 1), st.integers(1, 30), st.data())
 def test_an_early_stop_is_never_hasty(share: float, episodes: int, data: st.DataObject) -> None:
     """A run that is stopped early would have been stopped at its end too."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import etude
 from etude.config.builder import Builder
@@ -45,14 +42,6 @@ async def test_a_part_without_a_score_leaves_the_whole_without_one() -> None:
     (output,) = await evaluate(both, [ITEM], 5)
     assert output.score is None
     assert "no score from 'odd': the evaluator returned None" in (output.error or "")
-
-
-@given(st.dictionaries(st.text(), st.tuples(st.floats(-9, 9), st.floats(-9, 9)), min_size=1))
-def test_any_weights(pairs: dict[str, tuple[float, float]]) -> None:
-    weights = {name: weight for name, (weight, _) in pairs.items()}
-    scores = {name: EvalOutputItem(id="q", score=score) for name, (_, score) in pairs.items()}
-    combined = WeightedEvaluator({name: constant(0) for name in pairs}, weights).combine(ITEM, scores)
-    assert combined.score == math.fsum(weight * score for weight, score in pairs.values())
 
 
 HERE = "tests.rollout.test_weighted"

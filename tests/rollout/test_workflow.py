@@ -295,14 +295,6 @@ async def test_a_thread_that_waits_for_a_model_is_let_go_at_the_timeout(journal:
     assert ["is over" in str(error) for error in raised] == [True, True]
 
 
-async def test_a_function_that_hands_back_a_coroutine_is_told_to_be_async(journal: Journal) -> None:
-    async def inner(example, episode):
-        return episode.chat(ASK)
-
-    record = await collect_one(lambda example, episode: inner(example, episode), journal)
-    assert record.failure is not None and "write it with `async def`" in record.failure.reason
-
-
 async def test_a_blocking_call_on_the_event_loop_is_refused(journal: Journal) -> None:
     kept = []
 

@@ -119,18 +119,6 @@ def test_what_cannot_be_honoured_is_refused(change: dict[str, Any], message: str
         CHAT.parse({**ASKED, **change})
 
 
-ADD, SUB = ({"type": "function", "function": {"name": name}} for name in ("add", "sub"))
-
-
-@pytest.mark.parametrize(
-    ("choice", "chosen"),
-    [("auto", "auto"), ("none", "none"), ("required", "required"), (ADD, "function:add")],
-)
-def test_tools_are_chosen_from(choice: Any, chosen: str) -> None:
-    body = CHAT.parse({**ASKED, "tools": [ADD, SUB], "tool_choice": choice, "parallel_tool_calls": False})
-    assert (body.tool_choice, list(body.tools), body.parallel_tool_calls) == (chosen, [ADD, SUB], False)
-
-
 SCHEMA = {"type": "object", "properties": {"b": {}, "a": {}}}
 AS_SCHEMA = Constraint("json_schema", json.dumps(SCHEMA))
 

@@ -8,7 +8,7 @@ import pytest
 from anthropic.types import Message
 from openai.types.responses import Response
 
-from etude.core.call import Completion, Constraint, Delta
+from etude.core.call import Completion, Delta
 from etude.wire.dialect import AnswerHeader, AnswerMemory, ChatBody
 from etude.wire.gateway import recording_client
 from etude.wire.http_server import Endpoint, EndpointServer
@@ -74,25 +74,6 @@ async def test_a_thread_is_refused_so_that_the_sdk_sends_whole_conversations(ser
     assert raised.value.body["error"]["details"] == {"error_code": "thread_unsupported_request"}
 
 
-async def test_the_form_of_the_answer_is_that_of_a_chat(server):
-    handler = Scripted("{}")
-    schema = {"type": "object"}
-    await ask(
-        server,
-        handler,
-        tools=[ADD],
-        tool_choice={"type": "any", "disable_parallel_tool_use": True},
-        thinking={"type": "enabled", "budget_tokens": 2000},
-        output_config={"effort": "high", "format": {"type": "json_schema", "schema": schema}},
-        extra_body={"top_k": 5},
-    )
-    (asked,) = handler.asked
-    assert (asked.tool_choice, asked.parallel_tool_calls) == ("required", False)
-    assert asked.template_options == {"enable_thinking": True, "reasoning_effort": "high"}
-    constraint = Constraint("json_schema", '{"type": "object"}')
-    assert asked.sampling == {"max_tokens": 9, "top_k": 5, "constraint": constraint}
-
-
 async def test_what_claude_code_sends_by_default_leaves_thinking_to_the_model(server):
     handler = Scripted("3")
     kept = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
@@ -128,20 +109,6 @@ def test_the_environment_is_that_of_both_sdks():
 
 
 ADD_TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}}
-
-
-async def test_a_text_is_a_user_message_and_the_answer_a_response():
-    handler = Scripted("hello")
-    response = await recording_client(handler).responses.create(
-        model="m", input="hi", instructions="Be brief.", temperature=0.5, top_p=0.9, max_output_tokens=7
-    )
-    assert response.output_text == "hello"
-    assert (response.id, response.status, response.model) == ("resp_1", "completed", "policy")
-    assert (response.usage.input_tokens, response.usage.output_tokens) == (5, 2)
-    Response.model_validate(response.model_dump())
-    (asked,) = handler.asked
-    assert asked.messages == ({"role": "system", "content": "Be brief."}, *ASK)
-    assert asked.sampling == {"temperature": 0.5, "top_p": 0.9, "max_tokens": 7}
 
 
 async def test_a_response_that_is_not_to_be_stored_is_not_known_later():
@@ -201,26 +168,6 @@ async def test_thoughts_come_and_go_back_as_items():
     empty = {"type": "reasoning", "id": "rs_1", "summary": []}
     await client.responses.create(model="m", input=[*ASK, empty, *ASK])
     assert handler.asked[-1].messages == (*ASK, *ASK)
-
-
-async def test_the_form_of_a_response_is_that_of_a_chat():
-    handler = Scripted("{}")
-    await recording_client(handler).responses.create(
-        model="m",
-        input="hi",
-        tools=[ADD_TOOL],
-        tool_choice={"type": "function", "name": "add"},
-        parallel_tool_calls=False,
-        reasoning={"effort": "low", "summary": "auto"},
-        text={
-            "verbosity": "low",
-            "format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}},
-        },
-    )
-    (asked,) = handler.asked
-    assert (asked.tool_choice, asked.parallel_tool_calls) == ("function:add", False)
-    assert asked.template_options == {"reasoning_effort": "low"}
-    assert asked.sampling == {"constraint": Constraint("json_schema", '{"type": "object"}')}
 
 
 FIND = {"type": "function", "name": "find", "parameters": {"type": "object", "properties": {}}}
