@@ -12,6 +12,7 @@ from etude.algorithms.dpo import Dpo
 from etude.algorithms.episodes import ScoredEpisode, Tally
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import best_episodes
+from etude.algorithms.malt import Malt
 from etude.algorithms.samples import make_pair, make_sample, same_prompt, targeted_calls
 from etude.core.conversion import to_trajectory
 from etude.core.episode import WORKFLOW, Event, Example
@@ -81,6 +82,20 @@ def test_an_option_of_no_algorithm_is_refused_with_where_it_belongs(option: str,
         Grpo(**{option: 1})
     assert told in str(raised.value)
     assert Grpo(group=4).num_generations == 4
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "told"),
+    [
+        (Grpo, {"variant": "x"}, "Grpo: variant: Input should be 'dapo', .*, found 'x'"),
+        (Grpo, {"group": 4, "num_generations": 4}, "num_generations and group are .* one option; give one"),
+        (Dpo, {"beta": -1}, "Dpo: beta: Input should be greater than 0, found -1"),
+        (Malt, {"interval": "a"}, "Malt: interval: Input should be a valid number, .*, found 'a'"),
+    ],
+)
+def test_a_value_that_an_option_does_not_take_is_told_with_what_was_found(algorithm, options, told):
+    with pytest.raises(RequestError, match=told):
+        algorithm(**options)
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.sampled_from("abc")), max_size=6))

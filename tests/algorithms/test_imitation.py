@@ -196,8 +196,10 @@ async def test_a_run_learns_from_a_teacher_in_this_process_and_asks_it_once(tmp_
     other = config(teacher="expert")
     other.llms["expert"] = other.llms["expert"].model_copy(update={"model": "stranger"})
     told = "'expert' has another tokenizer than 'policy'"
-    with RunFolder.create(tmp_path / "runs", "other") as run, pytest.raises(RequestError, match=told):
-        await train_in(other, run)
+    with RunFolder.create(tmp_path / "runs", "other") as run:
+        with pytest.raises(RequestError, match=told):
+            await train_in(other, run)
+        assert not [key for key, _ in run.journal.scan() if "/call/" in key], "before any is sampled"
     with RunFolder.create(tmp_path / "runs", "run") as run:
         outcome = await train_in(config(teacher="expert"), run)
         assert len({outcome.version(wish).chosen.version.digest for wish in ("v1", "v2")}) == 2

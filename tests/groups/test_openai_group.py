@@ -487,7 +487,7 @@ async def test_a_job_that_fails_is_late_or_not_over_says_what_to_do(make, plays)
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_epochs": 0}, "num_epochs: .* greater than or equal to 1; found 0"),
+        ({"num_epochs": 0}, "num_epochs: .* greater than or equal to 1, found 0"),
         ({"num_epochs": 1.5}, "num_epochs: .* valid integer"),
         ({"min_rows": True}, "min_rows: .* valid integer"),
         ({"lora_rank": -1}, "lora_rank: "),

@@ -23,7 +23,7 @@ from etude.config.import_path import import_object, is_import_path, make_importa
 from etude.config.key_types import field_names
 from etude.config.registry import register_trajectory_builder
 from etude.core.conversion import Encoder, TrajectoryCollection, learning_units
-from etude.core.data_model import number
+from etude.core.data_model import first_fault, number
 from etude.core.errors import EtudeError, RequestError, TrainingError, alternatives
 from etude.core.job import Skipped
 from etude.core.return_checks import wrap_implementations
@@ -42,6 +42,7 @@ GRADIENT = "gradient"
 """Marks an algorithm's option that concerns the gradient. Such options travel with a job's data."""
 
 T = TypeVar("T")
+A = TypeVar("A", bound="Algorithm")
 
 OfGradient: TypeAlias = Annotated[T, GRADIENT]
 """`clip_low: OfGradient[float] = Field(0.2, …)`. Options without the mark concern the collection."""
@@ -59,12 +60,14 @@ class Algorithm(Collecting):
     """The methods that make the loss. A subclass that overrides none of them has its parent's loss."""
 
     def __new__(cls, *_: Any, **options: Any) -> Self:
-        """Create the algorithm. Raises RequestError for an unknown option.
+        """Create the algorithm. Raises RequestError for an unknown option or a wrong value.
 
         Options from a config are checked elsewhere, with their line. Pydantic passes none of them here.
         """
         unknown = next((name for name in options if name not in field_names(cls)), None)
         if unknown is None:
+            if options:
+                _validate(cls, cls.__name__, options)
             return super().__new__(cls)
         instead = alternatives(unknown, cls.model_fields)
         if unknown in registry.lookup("trainer_adapters", "local").config_type.model_fields:
@@ -252,11 +255,14 @@ def load_algorithms(paths: Sequence[str]) -> None:
 
 def make_algorithm(name: Method, options: Mapping[str, Any] | None = None) -> Algorithm:
     """Create an algorithm by name. Raises RequestError for an unknown name or invalid options."""
+    return _validate(algorithm_type(name), name, options or {})
+
+
+def _validate(algorithm: type[A], name: str, options: Mapping[str, Any]) -> A:
     try:
-        return algorithm_type(name).model_validate(dict(options or {}))
+        return algorithm.model_validate(dict(options))
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise RequestError(f"{name}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+        raise RequestError(f"{name}: {first_fault(error)}") from error
 
 
 def find_same_loss(algorithm: Algorithm, known: Collection[Method]) -> type[Algorithm] | None:

@@ -6,12 +6,12 @@ import asyncio
 import math
 from abc import abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import AliasChoices, Field, FiniteFloat
+from pydantic import AliasChoices, Field, FiniteFloat, model_validator
 
 from etude.algorithms.episodes import (
     IDLE,
@@ -75,6 +75,13 @@ class Collecting(TrajectoryBuilderConfig):
     cut_off_penalty: FiniteFloat = Field(default=0.0, ge=0)
     """Subtract this from an episode's reward for each answer that the token limit cut off."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _is_given_once(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and {"num_generations", "group"} <= given.keys():
+            raise ValueError("num_generations and group are two names of one option; give one of them")
+        return given
+
     @abstractmethod
     def job_method(self) -> tuple[Method, dict[str, Any]]:
         """Return the algorithm whose loss learns from the data, and its gradient options."""
@@ -89,9 +96,10 @@ class Collecting(TrajectoryBuilderConfig):
     async def check_protocol(self, builder: Builder) -> None:
         """Raise RequestError if nothing could ever be learned from the protocol that the workflow plays."""
 
-    def check_logged(self, examples: Sequence[Example]) -> None:
-        """Raise RequestError for logged chats if the algorithm needs tokens that the model itself sampled."""
-        logged = next((example for example in examples if isinstance(example, LoggedExample)), None)
+    def check_run(self, runtime: Runtime) -> None:
+        """Raise RequestError if the run's examples or models do not fit. Here: for logged chats, if the
+        algorithm needs tokens that the model itself sampled."""
+        logged = next((example for example in runtime.examples if isinstance(example, LoggedExample)), None)
         if logged is None or not (self.kind == "samples" or "logprobs" in self.needs()):
             return
         remedy = "set `reference: base`"
@@ -168,7 +176,8 @@ class CollectingBuilder(TrajectoryBuilder):
         await super().initialize(run_config)
         self._reward_name()
         self.algorithm.check()
-        self.algorithm.check_logged(() if self._runtime is None else self._runtime.examples)
+        if self._runtime is not None:
+            self.algorithm.check_run(self._runtime)
 
     async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
         """Start the episodes of the epoch `meta["epoch"]`."""

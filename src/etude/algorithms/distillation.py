@@ -52,6 +52,11 @@ class Distillation(Grpo, name="distillation"):
         if self.cut_off_penalty:
             raise RequestError("cut_off_penalty is taken from the reward, and reward_weight is 0: set it too")
 
+    def check_run(self, runtime: Runtime) -> None:
+        """Raise RequestError for logged chats, and for a teacher that cannot teach the trained model."""
+        super().check_run(runtime)
+        self._find_teacher(runtime)
+
     def compared(self, groups: Sequence[UnitGroup]) -> list[bool]:
         """Return for each group whether its rewards give any advantage. No teacher was asked yet."""
         return [bool(group.units) and self.has_advantage(group.samples) for group in groups]
@@ -59,7 +64,7 @@ class Distillation(Grpo, name="distillation"):
     async def completed(self, groups: list[UnitGroup], runtime: Runtime | None) -> list[UnitGroup]:
         """Add the teacher's logprobs to the samples. A run asks for each only once.
 
-        Raises RequestError if there is no such teacher, EngineError if it does not answer.
+        Raises EngineError if the teacher does not answer.
         """
         if runtime is None:
             raise RequestError("distillation needs a teacher, and only a run has one")
@@ -75,20 +80,8 @@ class Distillation(Grpo, name="distillation"):
                 raise TrainingError(
                     f"episode {sample.episode}: a teacher needs token ids, and there are none"
                 )
-        engine: Any = runtime.engines.get(self.teacher)
-        if engine is None:
-            raise RequestError(
-                f"distillation: there is no model '{self.teacher}' to teach; name an entry of `llms`"
-            )
-        journal, policy = runtime.run.journal, getattr(innermost(engine), "policy", None)
-        pupil = getattr(innermost(runtime.engines[runtime.target_model]), "policy", None)
-        if policy is not None and pupil is not None and policy is not pupil:
-            own, others = (each.codec.tokenizer.get_vocab() for each in (pupil, policy))
-            if own != others:
-                raise RequestError(
-                    f"distillation: '{self.teacher}' has another tokenizer than '{runtime.target_model}' "
-                    f"({len(others)} and {len(own)} tokens); a teacher needs the same"
-                )
+        engine, policy = self._find_teacher(runtime)
+        journal = runtime.run.journal
         # Targets share episodes, and each counts the branches of its own model.
         asker = self.teacher if runtime.target is None else f"{self.teacher}/{runtime.target}"
         keys = [f"teacher/{asker}/{one.episode}/{one.branch}/{one.agent or ''}" for one in samples]
@@ -99,10 +92,6 @@ class Distillation(Grpo, name="distillation"):
             read = partial(asyncio.to_thread, sample_logprobs, policy, samples)
             scores: list[list[float]] = await journal.step(f"{keys[0]}/{len(keys)}", read)
             return scores
-        if not hasattr(innermost(engine), "score"):
-            raise RequestError(
-                f"distillation: '{self.teacher}' ({type(innermost(engine)).__name__}) cannot score tokens"
-            )
 
         async def request(sample: Sample) -> list[float]:
             with asking_for("teacher", sample.episode or ""):
@@ -112,6 +101,27 @@ class Distillation(Grpo, name="distillation"):
         asked = [partial(request, sample) for sample in samples]
         told: list[list[float]] = await asyncio.gather(*map(journal.step, keys, asked))
         return told
+
+    def _find_teacher(self, runtime: Runtime) -> tuple[Any, Any]:
+        """Return the teacher's engine, and its policy if it is a model in this process.
+
+        Raises RequestError if it cannot score tokens, or has another tokenizer than the trained model.
+        """
+        engine = runtime.engines[self.teacher]
+        policy = getattr(innermost(engine), "policy", None)
+        if policy is None and not hasattr(innermost(engine), "score"):
+            raise RequestError(
+                f"distillation: '{self.teacher}' ({type(innermost(engine)).__name__}) cannot score tokens"
+            )
+        pupil = getattr(innermost(runtime.engines[runtime.target_model]), "policy", None)
+        if policy is not None and pupil is not None and policy is not pupil:
+            own, others = (each.codec.tokenizer.get_vocab() for each in (pupil, policy))
+            if own != others:
+                raise RequestError(
+                    f"distillation: '{self.teacher}' has another tokenizer than '{runtime.target_model}' "
+                    f"({len(others)} and {len(own)} tokens); a teacher needs the same"
+                )
+        return engine, policy
 
     def assigned(self, groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Return the samples with the weighted advantages of reward and teacher, token by token."""

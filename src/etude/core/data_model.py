@@ -27,6 +27,13 @@ class DataModel(BaseModel, extra="forbid", validate_assignment=True):
             raise
 
 
+def first_fault(error: ValidationError) -> str:
+    """Return the first of pydantic's errors as `field: what is wrong, found value`."""
+    fault = error.errors(include_url=False)[0]
+    where, text = ".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, ")
+    return f"{where}: {text}, found {fault['input']!r:.80}" if where else text
+
+
 def text_id(value: Any) -> str:
     """Return an id as text. Numbers, UUIDs and other objects become their text, so 1 and "1" are one id.
 

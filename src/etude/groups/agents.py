@@ -14,6 +14,7 @@ from etude.algorithms.imitation import true_decision
 from etude.algorithms.samples import make_pair, make_sample, same_prompt, targeted_calls
 from etude.backends.capabilities import JobHyperparameters
 from etude.core.call import Call
+from etude.core.data_model import first_fault
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.sample import Pair, Sample
@@ -56,8 +57,7 @@ class ModelSettings:
         try:
             return make(values)
         except ValidationError as error:
-            wrong = error.errors()[0]
-            raise RequestError(f"{wrong['loc'][0]}: {wrong['msg']}; found {wrong['input']!r}") from error
+            raise RequestError(first_fault(error)) from error
 
     def __post_init__(self) -> None:
         if self.lora_alpha_scale != 1.0 and not self.lora_rank:

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
+from etude.core.data_model import first_fault
 from etude.core.errors import RequestError, alternatives
 from etude.protocols.protocol import Outcome, Protocol, Role, Round, Scale, Stance, Turn, find_scale
 from etude.protocols.tree import ACCEPT, REJECT, VERDICTS, sign
@@ -299,8 +300,7 @@ def _to_terms(make: Callable[..., Protocol], given: Mapping[str, Any], *, has_pr
     try:
         return Terms(**given)
     except ValidationError as error:
-        wrong = error.errors()[0]
-        raise RequestError(f"{name}: {wrong['loc'][0]}: {wrong['msg']}, found {wrong['input']!r}") from error
+        raise RequestError(f"{name}: {first_fault(error)}") from error
 
 
 def _bounds(payoff: ProofPayoff, scale: Scale, passing: int) -> dict[str, tuple[float, float]]:
