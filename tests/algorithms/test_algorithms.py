@@ -11,7 +11,7 @@ from etude.algorithms import dpo, imitation
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.episodes import ScoredEpisode, Tally
 from etude.algorithms.grpo import Grpo
-from etude.algorithms.imitation import best_episodes
+from etude.algorithms.imitation import ExpertIteration
 from etude.algorithms.malt import Malt
 from etude.algorithms.samples import make_pair, make_sample, same_prompt, targeted_calls
 from etude.core.conversion import to_trajectory
@@ -108,8 +108,8 @@ def test_dpo_pairs_always_prefer_the_better_of_two_different_responses(siblings)
 
 
 def kept(siblings, min_reward=None, best_k=None, tally=None):
-    found = best_episodes(siblings, min_reward, best_k, tally or Tally())
-    return [(one.reward, one.episode.generation) for one in found]
+    found = ExpertIteration(min_reward=min_reward, best_k=best_k).samples(siblings, tally or Tally())
+    return [(one.reward, one.generation) for one in found]
 
 
 def test_expert_iteration_keeps_what_reaches_the_threshold_best_first():

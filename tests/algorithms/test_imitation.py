@@ -9,7 +9,7 @@ import pytest
 
 from etude.algorithms.distillation import Distillation
 from etude.algorithms.episodes import Tally
-from etude.algorithms.imitation import ExpertIteration
+from etude.algorithms.imitation import ExpertIteration, true_decision
 from etude.config.load import parse_config
 from etude.core.conversion import Encoder, to_sample, to_trajectory
 from etude.core.errors import ConfigError, RequestError
@@ -30,12 +30,6 @@ from tests.models.tiny_models import fresh_policy, true_logprobs
 from tests.protocols.games import Labelled, example
 from tests.support import END
 
-
-def imitations(groups, algorithm, seed=0):
-    made = algorithm.groups(groups, Tally(seed=seed))
-    return [[*map(to_trajectory, group.units)] for group in made]
-
-
 ASK, WRONG, RIGHT = "show me", "Decision: accept", "Decision: reject"
 
 
@@ -45,14 +39,14 @@ async def fooled(tmp_path):
     return await played(tmp_path, nip(max_message_rounds=3), [ASK, "trust me", WRONG], about=example(0))
 
 
-def verifier_rows(*records, seed=0, share=0.0):
-    algorithm = ExpertIteration(min_reward=0.5, guess_replacement=share)
-    return imitations([agent_part("verifier", *records)], algorithm, seed)[0]
+def righted(record):
+    """The verifier's part of a play, with the true decision."""
+    [part] = agent_part("verifier", record)
+    return to_trajectory(true_decision(part))
 
 
 async def test_a_replaced_guess_is_the_truth_after_the_same_conversation(fooled):
-    assert verifier_rows(fooled) == []
-    (row,) = verifier_rows(fooled, share=1.0)
+    row = righted(fooled)
     assert [(item.role, item.content) for item in row.episode] == [
         ("system", "You are verifier. e"),
         ("user", "Begin."),
@@ -69,7 +63,7 @@ async def test_a_replaced_guess_is_the_truth_after_the_same_conversation(fooled)
 
 
 async def test_the_backend_makes_the_tokens_of_what_was_not_sampled(fooled):
-    (row,) = verifier_rows(fooled, share=1.0)
+    row = righted(fooled)
     encoder = Encoder(lambda prompt: (), lambda text: (*text.encode(), END))
     sample = to_sample(row, encoder, needs_logprobs=False)
     prompt = fooled.calls[2].completion.prompt_ids
@@ -84,7 +78,7 @@ async def test_a_replaced_guess_is_one_that_the_protocols_own_scale_reads(tmp_pa
     protocol = adp(verifier_decision_spectrum=scale)
     wrong = f"Decision: {SCALES[scale].strongest(1 - truth)}"
     record = await played(tmp_path, protocol, ["trust me", wrong], about=example(truth))
-    (row,) = verifier_rows(record, share=1.0)
+    row = righted(record)
     (turn,) = protocol.rounds(0)[1]
     act = parse_answer(row.episode[-1].content, turn)
     assert act.decision == (1.0 if truth else -1.0)
@@ -105,7 +99,7 @@ class JsonVerdicts(Labelled):
 async def test_a_replaced_guess_is_written_as_the_scenario_reads_it(tmp_path):
     answers = ["trust me", '{"right": 1}']
     record = await played(tmp_path, adp(), answers, about=example(0), scenario=JsonVerdicts())
-    (row,) = verifier_rows(record, share=1.0)
+    row = righted(record)
     assert row.episode[-1].content == '{"right": 0}'
 
 
@@ -119,34 +113,16 @@ class Unwritable(JsonVerdicts):
 async def test_a_guess_that_cannot_be_written_is_no_row_but_an_error(tmp_path):
     answers = ["trust me", '{"right": 1}']
     record = await played(tmp_path, adp(), answers, about=example(0), scenario=Unwritable())
-    assert verifier_rows(record) == []
     with pytest.raises(RequestError, match=r"'train/1/e/0'.*answer of 'verifier'.*write_decision"):
-        verifier_rows(record, share=1.0)
-
-
-async def test_replaced_guesses_are_a_share_of_all_and_the_rest_is_selected_by_reward(tmp_path):
-    records = [
-        await played(
-            tmp_path, adp(), ["proof", said], about=example(0), generation=number, id=f"train/1/e/{number}"
-        )
-        for number, said in enumerate([WRONG, RIGHT] * 2)
-    ]
-    rows = verifier_rows(*records, seed=3, share=0.5)
-    replaced = [row for row in rows if row.metadata.get("guess_replaced")]
-    selected = [row for row in rows if not row.metadata.get("guess_replaced")]
-    assert len(replaced) == 2
-    assert all(row.reward == 1.0 for row in selected)
-    places = [row.metadata["generation"] for row in rows]
-    assert len(set(places)) == len(places)
-    assert all(row.episode[-1].content == RIGHT for row in rows)
+        righted(record)
 
 
 async def test_each_agent_is_selected_by_what_it_earned_itself(tmp_path):
     fooling = await played(tmp_path, adp(), ["lie", WRONG], about=example(0))
     algorithm = ExpertIteration(min_reward=0.5)
     parts = [agent_part("prover", fooling), agent_part("verifier", fooling)]
-    prover, verifier = imitations(parts, algorithm)
-    assert [row.episode[-1].content for row in prover] == ["lie"]
+    prover, verifier = (group.samples for group in algorithm.groups(parts, Tally()))
+    assert [sample.messages[-1]["content"] for sample in prover] == ["lie"]
     assert verifier == []
 
 

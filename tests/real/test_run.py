@@ -160,7 +160,7 @@ def make_units(run: etude.Run) -> list[Unit]:
         for reward, each in enumerate(run.episodes.of("train/2"))
     ]
     grpo = Grpo()
-    (made,) = grpo.groups([group], Tally(epoch=1))
+    (made,) = grpo.groups([group], Tally())
     return [*grpo.units([made.samples])]
 
 

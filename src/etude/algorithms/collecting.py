@@ -233,7 +233,7 @@ class CollectingBuilder(TrajectoryBuilder):
 
     async def _flat_groups(self, output: EvaluationRunOutput, epoch: int) -> int:
         """Return the number of examples with nothing to compare."""
-        tally = Tally(epoch, self.run_config.seed)
+        tally = Tally()
         episodes = await self._scored_groups(output, tally, {"epoch": epoch})
         groups = [self.algorithm.to_compare([group], tally) for group in episodes]
         compared = sum(any(self.algorithm.compared(group)) for group in groups)
@@ -248,7 +248,7 @@ class CollectingBuilder(TrajectoryBuilder):
         finally:
             self.evaluation_runs.pop(run_id, None)
         epoch = self.collected_epoch(meta)
-        tally = Tally(epoch, self.run_config.seed)
+        tally = Tally()
         about = {"run_id": run_id, **(meta or {})}
         episodes = await self._scored_groups(output, tally, about)
         tally.replacements = self._replacements.pop(epoch, 0)

@@ -98,11 +98,8 @@ class UnitGroup:
 
 @dataclass(slots=True)
 class Tally:
-    """One epoch's collection, and its counts that the run itself does not keep."""
+    """One epoch's counts that the run itself does not keep."""
 
-    epoch: int = 0
-    """From 0."""
-    seed: int = 0
     episodes: int = 0
     rewards: list[float] = field(default_factory=list)
     """The rewards of every scored episode, trained on or not."""
@@ -131,7 +128,7 @@ class Tally:
     def facts(self) -> dict[str, Any]:
         """Return the counts as JSON."""
         counts = {"drift": dict(self.drift), "left_out": dict(self.left_out), "drifted": self.drift.total()}
-        return {name: value for name, value in asdict(self).items() if name not in ("epoch", "seed")} | counts
+        return asdict(self) | counts
 
 
 def reward_groups(groups: Iterable[UnitGroup], compared: Iterable[bool]) -> dict[str, int]:

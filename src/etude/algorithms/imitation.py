@@ -1,23 +1,19 @@
 """Imitation of all episodes, or of good ones (expert iteration).
 
 Good ones are chosen by threshold or rank (Anthony et al., 2017; on a model's own answers: rejection sampling,
-Yuan et al., 2023). In protocols, guesses can be corrected before they are imitated.
+Yuan et al., 2023).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
-from operator import itemgetter
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
 from etude.algorithms.algorithm import Algorithm
-from etude.algorithms.episodes import Group, ScoredEpisode, Tally, UnitGroup, is_play, list_rewards, read_tree
+from etude.algorithms.episodes import Group, ScoredEpisode, Tally, is_play, read_tree
 from etude.core.errors import RequestError
-from etude.core.keys import fold, generator
 from etude.core.sample import Kind, Sample
 
 if TYPE_CHECKING:
@@ -36,7 +32,7 @@ class Supervised(Algorithm, name="supervised"):
 
     def check(self) -> None:
         """Raise RequestError for a penalty on rewards, because rewards are not used."""
-        if self.cut_off_penalty and type(self).groups is Supervised.groups:
+        if self.cut_off_penalty and type(self) is Supervised:
             raise RequestError(
                 f"{self.type_name} imitates all episodes, and cut_off_penalty is subtracted from "
                 "what they earn; take `cut_off: mask`"
@@ -61,56 +57,31 @@ class ExpertIteration(Supervised, name="expert_iteration"):
     """Keep episodes with at least this reward."""
     best_k: int | None = Field(default=None, ge=1)
     """Keep the best k episodes of each example. Without min_reward the default is 1."""
-    guess_replacement: float = Field(default=0.0, ge=0, le=1)
-    """Imitate this share of the episodes of a protocol with the verifier's decision replaced by the truth."""
 
     def job_method(self) -> tuple[str, dict[str, object]]:
         """Return the loss of `supervised`."""
         return Supervised.type_name, {}
 
-    def groups(self, episodes: Sequence[Group], tally: Tally) -> list[UnitGroup]:
-        """Return the samples to imitate, by group. Each agent's episodes are selected separately."""
-        groups = [part for group in episodes for part in self.parts(group, tally)]
-        made: list[list[Sample]] = [[] for _ in groups]
-        seed = fold(tally.seed, "expert iteration", tally.epoch)
-        numbered = [(index, scored) for index, group in enumerate(groups) for scored in group]
-        for agent in {scored.agent: None for _, scored in numbered}:
-            own = [(index, scored) for index, scored in numbered if scored.agent == agent]
-            count = int(self.guess_replacement * len(own))
-            truths = [(*each, true_decision(each[1], self.discount)) for each in own] if count else []
-            righted = [(index, scored, sample) for index, scored, sample in truths if sample is not None]
-            generator(fold(seed, str(agent), "guess")).shuffle(righted)
-            for index, scored, sample in righted[:count]:
-                made[index].append(sample)
-                own.remove((index, scored))
-            for index, group in groupby(own, key=itemgetter(0)):
-                siblings = [scored for _, scored in group]
-                for scored in best_episodes(siblings, self.min_reward, self.best_k, tally):
-                    made[index] += scored.samples(self.discount)
-        return [UnitGroup(samples, list_rewards(group)) for samples, group in zip(made, groups, strict=True)]
+    def samples(self, group: Group, tally: Tally) -> list[Sample]:
+        """Return the samples of the episodes to imitate, best first.
+
+        Without `min_reward`, a group with equal rewards is left out: its best is also its worst. Ties go to
+        the lower generation.
+        """
+        best_k = self.best_k
+        if self.min_reward is None:
+            best_k = best_k or 1
+            if len({scored.reward for scored in group}) == 1:
+                tally.left_out[NO_BEST] += 1
+                return []
+        good = [scored for scored in group if self.min_reward is None or scored.reward >= self.min_reward]
+        kept = sorted(good, key=lambda scored: -scored.reward)[:best_k]
+        tally.leave_out(BELOW, len(group) - len(good))
+        tally.leave_out(NOT_BEST, len(good) - len(kept))
+        return [sample for scored in kept for sample in scored.samples(self.discount)]
 
 
-def best_episodes(
-    group: Group, min_reward: float | None, best_k: int | None, tally: Tally
-) -> list[ScoredEpisode]:
-    """Return the episodes of a group to imitate, best first.
-
-    Without `min_reward`, a group with equal rewards is left out: its best is also its worst. Ties go to the
-    lower generation.
-    """
-    if min_reward is None:
-        best_k = best_k or 1
-        if len({scored.reward for scored in group}) == 1:
-            tally.left_out[NO_BEST] += 1
-            return []
-    good = [scored for scored in group if min_reward is None or scored.reward >= min_reward]
-    kept = sorted(good, key=lambda scored: -scored.reward)[:best_k]
-    tally.leave_out(BELOW, len(group) - len(good))
-    tally.leave_out(NOT_BEST, len(good) - len(kept))
-    return kept
-
-
-def true_decision(scored: ScoredEpisode, discount: float = 1.0) -> Sample | None:
+def true_decision(scored: ScoredEpisode) -> Sample | None:
     """Return a play's sample with the true decision, which was not sampled and has no tokens yet.
 
     None if the episode is no play, branches, or has no decision. Raises RequestError if the scenario reads no
@@ -122,7 +93,7 @@ def true_decision(scored: ScoredEpisode, discount: float = 1.0) -> Sample | None
     if len(list(tree.leaves())) != 1:
         return None
     decided = [node for node in tree.nodes if node.decision is not None]
-    made = scored.samples(discount)
+    made = scored.samples()
     ends = ((one, node) for one in made for node in decided if node.call == one.turns[-1].call)
     sample, node = next(ends, (None, None))
     if sample is None or node is None:
