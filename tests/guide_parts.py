@@ -55,6 +55,8 @@ class ReplayingBuilder(GuideBuilder):
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> etude.TrajectoryCollection:
         collection = await super().finalize(run_id, meta)
         first = self.collected[0].trajectories if len(self.collected) > 1 else []
+        for item in (item for group in first for trajectory in group for item in trajectory.episode):
+            item.model_version = 0
         return etude.TrajectoryCollection(trajectories=[*collection.trajectories, *first], run_id=run_id)
 
 

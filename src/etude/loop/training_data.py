@@ -5,44 +5,34 @@ They ensure that the right weights sampled the data, and that target functions m
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
-from typing import Any
 
 from etude.algorithms.algorithm import data_kind
 from etude.algorithms.samples import EVERY_FUNCTION, is_targeted
-from etude.core.conversion import TrajectoryCollection
+from etude.core.conversion import TrainingUnit, TrajectoryCollection
 from etude.core.episode import SIMULATED_USER, EpisodeRecord
 from etude.core.errors import RequestError, TrainingError, nearest
 from etude.core.job import ModelVersion
 from etude.core.trajectory import EpisodeItem, Trajectory
 
-_REMEMBERED = 100_000
-"""The number of latest answers whose weights are remembered, about 10 MB."""
-
 
 class Provenance:
-    """Remembers which weights sampled the episodes that were handed out to any part of the run."""
+    """Knows which weights sampled the latest episodes, and checks that a job's data comes from them."""
 
     def __init__(self, model: str) -> None:
         """`model` is the trained entry of `llms`."""
         self._model = model
-        self._versions: OrderedDict[int, int] = OrderedDict()
         self._latest: tuple[int, int] | None = None
         """The last epoch that had answers, and the newest version that sampled them."""
 
     def saw(self, epoch: int, episode: EpisodeRecord) -> None:
-        """Remember the answers of an epoch's episode."""
+        """Remember the newest version that answered in an epoch's episode."""
         for call in episode.calls:
-            if call.completion is None or call.model != self._model or call.logged:
-                continue
-            version = call.completion.model_version
-            self._latest = max((epoch, version), self._latest or (epoch, version))
-            if (print_ := _fingerprint(call.completion.logprobs)) is not None:
-                self._versions[print_] = max(version, self._versions.pop(print_, version))
-        while len(self._versions) > _REMEMBERED:
-            self._versions.popitem(last=False)
+            if call.completion is not None and call.model == self._model and not call.logged:
+                answered = (epoch, call.completion.model_version)
+                self._latest = max(answered, self._latest or answered)
 
     def check(
         self,
@@ -78,7 +68,8 @@ class Provenance:
                 f"{epoch + 1} can only be those of version {latest} or older. Collect in every epoch: "
                 "`await self.run_eval()` plays new episodes each time it is called"
             )
-        if stale := Counter(version for version in self._sources(collection) if version not in young):
+        sources = chain.from_iterable(map(_versions, chain.from_iterable(collection.groups)))
+        if stale := Counter(version for version in sources if version is not None and version not in young):
             listed = ", ".join(f"{count} of version {number}" for number, count in sorted(stale.items()))
             raise TrainingError(
                 f"trajectories of epoch {epoch + 1} hold answers that older weights sampled, where the model "
@@ -86,25 +77,12 @@ class Provenance:
                 "`runtime.evaluation.run` returned in this epoch"
             )
 
-    def _sources(self, collection: TrajectoryCollection) -> Iterator[int]:
-        """Yield the versions of the answers that are trained on, as far as they are known."""
-        for unit in chain.from_iterable(collection.groups):
-            if isinstance(unit, Trajectory):
-                items = [item for item in unit.episode if isinstance(item, EpisodeItem) and item.is_sampled]
-                versions = [self._versions.get(_fingerprint(item.logprobs) or 0) for item in items]
-            else:
-                versions = [turn.model_version for sample in unit.samples for turn in sample.turns]
-            yield from (version for version in versions if version is not None)
 
-
-def _fingerprint(logprobs: Any) -> int | None:
-    """Return a hash of an answer's logprobs. Two answers from different weights do not share it.
-
-    None if `logprobs` is not a list of floats, or empty.
-    """
-    if not isinstance(logprobs, list | tuple) or not logprobs:
-        return None
-    return hash(tuple(logprobs)) if all(isinstance(value, float) for value in logprobs) else None
+def _versions(unit: TrainingUnit) -> list[int | None]:
+    """Return the versions that sampled a unit's answers; None for unknown ones."""
+    if isinstance(unit, Trajectory):
+        return [item.model_version for item in unit.episode if isinstance(item, EpisodeItem)]
+    return [turn.model_version for sample in unit.samples for turn in sample.turns]
 
 
 _PATIENCE = 8
