@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from etude.algorithms.algorithm import OfGradient as OfGradient
     from etude.algorithms.distillation import Distillation as Distillation
     from etude.algorithms.dpo import Dpo as Dpo
+    from etude.algorithms.dpo import Malt as Malt
     from etude.algorithms.grpo import Grpo as Grpo
     from etude.algorithms.grpo import ReinforcePP as ReinforcePP
     from etude.algorithms.grpo import Rloo as Rloo
     from etude.algorithms.imitation import ExpertIteration as ExpertIteration
     from etude.algorithms.imitation import Supervised as Supervised
-    from etude.algorithms.malt import Malt as Malt
     from etude.algorithms.trajectory_builder import TrajectoryBuilder as TrajectoryBuilder
     from etude.backends.capabilities import Capabilities as Capabilities
     from etude.backends.openai_api import TrainingJobNotFoundClientError as TrainingJobNotFoundClientError

@@ -2,11 +2,10 @@
 
 import pytest
 
-from etude.algorithms import dpo, grpo, malt
-from etude.algorithms.dpo import Dpo
+from etude.algorithms import dpo, grpo
+from etude.algorithms.dpo import Dpo, Malt
 from etude.algorithms.episodes import Tally, answer_groups, read_tree, turn_returns, without_retries
 from etude.algorithms.grpo import Grpo
-from etude.algorithms.malt import Malt
 from etude.core.conversion import to_trajectory
 from etude.protocols import adp, nip
 from tests.algorithms.scripted_episodes import agent_part, played, scored_play
@@ -135,7 +134,7 @@ async def test_each_agent_is_judged_by_its_own_payoff(one_sided):
     tally = Tally()
     assert rows(agent_part("verifier", one_sided), tally) == [(0, ACCEPT, REJECT, 2.0)]
     # After no proof both answers were wrong, and neither is better.
-    assert tally.left_out == {malt.NO_PAIR: 1}
+    assert tally.left_out == {dpo.NO_PAIR: 1}
 
 
 async def test_an_interval_is_a_share_of_what_can_be_earned(one_sided):

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 
 from etude.algorithms.grpo import Grpo
-from etude.learner import flash_attention
+from etude.learner import tree_attention
 from etude.learner.passes import tree_hidden, tree_refusal
 from etude.learner.tree import TreeLayout, make_levels, token_tree
 from etude.models.device import choose_device
@@ -77,9 +77,9 @@ def back_plainly(grad, query, key, value, out, sums, level, scale):
 
 @pytest.fixture
 def on_this_cpu(monkeypatch):
-    monkeypatch.setattr(flash_attention, "takes_flash", lambda x, size: True)
-    monkeypatch.setattr(flash_attention, "_flash", attend_plainly)
-    monkeypatch.setattr(flash_attention, "_flash_back", back_plainly)
+    monkeypatch.setattr(tree_attention, "takes_flash", lambda x, size: True)
+    monkeypatch.setattr(tree_attention, "_flash", attend_plainly)
+    monkeypatch.setattr(tree_attention, "_flash_back", back_plainly)
 
 
 FAMILIES = {
@@ -102,23 +102,23 @@ def test_the_gradient_is_that_of_the_blocks(request, name, checkpointing):
 
 
 def test_kernels_that_are_wrong_are_found_out_by_results_and_by_gradients(on_this_cpu, monkeypatch, caplog):
-    tried = flash_attention.why_wrong.__wrapped__
+    tried = tree_attention.why_wrong.__wrapped__
     assert tried(CPU, torch.bfloat16, 16) is None
 
     def off(*args):
         of_query, of_key, of_value = back_plainly(*args)
         return of_query, of_key * 1.1, of_value
 
-    monkeypatch.setattr(flash_attention, "_flash_back", off)
+    monkeypatch.setattr(tree_attention, "_flash_back", off)
     assert "off by" in tried(CPU, torch.bfloat16, 16)
-    monkeypatch.setattr(flash_attention, "_flash", lambda *args: torch.empty(2) @ torch.empty(3))
+    monkeypatch.setattr(tree_attention, "_flash", lambda *args: torch.empty(2) @ torch.empty(3))
     assert "inconsistent" in tried(CPU, torch.bfloat16, 16)
     assert len(caplog.messages) == 2
 
 
 def test_a_level_is_one_call_however_many_spans_it_has(on_this_cpu, monkeypatch):
     calls = []
-    monkeypatch.setattr(flash_attention, "_flash", lambda *args: calls.append(1) or attend_plainly(*args))
+    monkeypatch.setattr(tree_attention, "_flash", lambda *args: calls.append(1) or attend_plainly(*args))
     of = family("LlamaConfig")
     stems = [[7 + stem, 9, 11] for stem in range(5)]
     tree = token_tree([[*stem, 20 + end, 30] for stem in stems for end in range(6)])

@@ -19,18 +19,8 @@ from etude.core.call import ChatRequest, Completion
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalInputItem
-from etude.protocols import (
-    EpisodeTree,
-    Protocol,
-    Widths,
-    adp,
-    debate,
-    mnip,
-    most_calls,
-    nip,
-    play,
-    solo_verifier,
-)
+from etude.protocols import EpisodeTree, Protocol, adp, debate, mnip, most_calls, nip, play, solo_verifier
+from etude.protocols.branching import check_widths, number_of_answers
 from etude.protocols.catalog import PROTOCOLS
 from etude.protocols.tree import Node
 from etude.protocols.workflow import VerdictAccuracy, accuracy
@@ -206,16 +196,15 @@ def test_each_prompt_of_an_agent_begins_with_the_one_before(protocol: Protocol, 
     ],
 )
 def test_widths_by_agent_and_round(widths: Any, expected: list[int]) -> None:
-    found = Widths.of(widths)
     turns = ["verifier", "prover", "verifier", "prover"]
-    assert [found.number_of_answers(agent, number) for number, agent in enumerate(turns)] == expected
-    assert Widths.of(found) is found
+    check_widths(widths, turns)
+    assert [number_of_answers(widths, agent, number) for number, agent in enumerate(turns)] == expected
 
 
 @pytest.mark.parametrize("widths", [0, -1, True, [], [2, 0], {"prover": 1.5}, {"prover": []}])
 def test_impossible_widths_are_refused(widths: Any) -> None:
     with pytest.raises(RequestError, match="whole number of at least 1"):
-        Widths.of(widths)
+        check_widths(widths, ["prover"])
 
 
 @pytest.mark.parametrize(
@@ -232,7 +221,7 @@ def test_impossible_widths_are_refused(widths: Any) -> None:
     ],
 )
 def test_the_most_calls_of_a_play(protocol: Any, widths: Any, retries: int, calls: int) -> None:
-    assert most_calls(protocol, Widths.of(widths), retries) == calls
+    assert most_calls(protocol, widths, retries) == calls
 
 
 PLAYS: list[tuple[Protocol, object]] = [

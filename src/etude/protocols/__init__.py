@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from etude.protocols.branching import Widths as Widths
 from etude.protocols.branching import most_calls as most_calls
 from etude.protocols.catalog import adp as adp
 from etude.protocols.catalog import debate as debate

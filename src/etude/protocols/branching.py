@@ -6,7 +6,7 @@ import functools
 import math
 import typing
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from pydantic import FiniteFloat, TypeAdapter
@@ -26,39 +26,28 @@ _PAYOFF = TypeAdapter(dict[str, FiniteFloat])
 Width: TypeAlias = int | Sequence[int]
 """The number of answers for each turn. A list gives it by round, and its last number serves later rounds."""
 
+Widths: TypeAlias = Width | Mapping[str, Width]
+"""One width for all agents, or by agent, with 1 for agents that are left out. 1 everywhere is a rollout, k
+everywhere branches at each turn, and `[k, 1]` branches in the first round only. Agents of one round branch
+one at a time: their answers are crossed, so two agents with k answers each make k * k branches."""
 
-@dataclass(frozen=True, slots=True)
-class Widths:
-    """The number of answers sampled for each turn. 1 everywhere is a rollout, k everywhere branches at each
-    turn, and `[k, 1]` branches in the first round only. Agents of one round branch one at a time: their
-    answers are crossed, so two agents with k answers each make k * k branches."""
 
-    default: tuple[int, ...] = (1,)
-    """The widths by round, for agents that are not in `by_agent`."""
-    by_agent: tuple[tuple[str, tuple[int, ...]], ...] = ()
+def check_widths(widths: Widths, agents: Collection[str]) -> None:
+    """Raise RequestError for an unknown agent, and for a width that is no whole number of at least 1."""
+    for agent, width in widths.items() if isinstance(widths, Mapping) else (("", widths),):
+        if agent and agent not in agents:
+            raise RequestError(f"widths: there is no agent '{agent}'" + alternatives(agent, agents))
+        numbers = width if isinstance(width, Sequence) else [width]
+        if not numbers or not all(type(answers) is int and answers >= 1 for answers in numbers):
+            raise RequestError(
+                f"a width must be a whole number of at least 1, or a list of them, found {width!r}"
+            )
 
-    @classmethod
-    def of(cls, widths: Widths | Width | Mapping[str, Width]) -> Widths:
-        """Return the widths for all agents, or by agent, with 1 for agents that are left out.
 
-        Raises RequestError for a width that is not a whole number of at least 1.
-        """
-        if isinstance(widths, Widths):
-            return widths
-        if isinstance(widths, Mapping):
-            return cls(by_agent=tuple((agent, _by_round(width)) for agent, width in widths.items()))
-        return cls(default=_by_round(widths))
-
-    def number_of_answers(self, agent: str, number: int) -> int:
-        """Return the number of answers for an agent in round `number`, counted from 0."""
-        by_round = dict(self.by_agent).get(agent, self.default)
-        return by_round[min(number, len(by_round) - 1)]
-
-    def check_agents(self, agents: Collection[str]) -> None:
-        """Raise RequestError if the widths name an agent that is not in `agents`."""
-        for agent, _ in self.by_agent:
-            if agent not in agents:
-                raise RequestError(f"widths: there is no agent '{agent}'" + alternatives(agent, agents))
+def number_of_answers(widths: Widths, agent: str, number: int) -> int:
+    """Return the number of answers for an agent in round `number`, counted from 0."""
+    width = widths.get(agent, 1) if isinstance(widths, Mapping) else widths
+    return width[min(number, len(width) - 1)] if isinstance(width, Sequence) else width
 
 
 def most_calls(protocol: Protocol, widths: Widths, retries: int = 0) -> int:
@@ -67,20 +56,11 @@ def most_calls(protocol: Protocol, widths: Widths, retries: int = 0) -> int:
     for schedule in protocol.schedules:
         calls, plays = 0, 1
         for number, turns in enumerate(schedule):
-            answers = [widths.number_of_answers(turn.agent, number) for turn in turns]
+            answers = [number_of_answers(widths, turn.agent, number) for turn in turns]
             calls += plays * sum(answers) * (1 + retries)
             plays *= math.prod(answers)
         most = max(most, calls)
     return most
-
-
-def _by_round(width: Width) -> tuple[int, ...]:
-    widths = tuple(width) if isinstance(width, Sequence) else (width,)
-    if not widths or not all(type(answers) is int and answers >= 1 for answers in widths):
-        raise RequestError(
-            f"a width must be a whole number of at least 1, or a list of them, found {width!r}"
-        )
-    return widths
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +102,7 @@ class Play:
     answers: AnswerSource
     key: int
     """The seed for the play's draws: the schedule, the stance and the order of channels."""
-    widths: Widths = field(default_factory=Widths)
+    widths: Widths = 1
 
     def __post_init__(self) -> None:
         """Draw the schedule, and the stance unless the scenario sets it."""
@@ -150,7 +130,7 @@ class Play:
                 for turn in turns:
                     log = agent_log(protocol, path, turn.agent, number, stance=self._stance, key=self.key)
                     question = Question(turn, self.scenario.render(self.example, log, turn.agent, turn))
-                    questions += [question] * self.widths.number_of_answers(turn.agent, number)
+                    questions += [question] * number_of_answers(self.widths, turn.agent, number)
             if not questions:
                 break
             answers = iter(await self.answers.ask(questions))
@@ -158,7 +138,7 @@ class Play:
             for path in paths:
                 branches = [path]
                 for turn in turns:
-                    width = self.widths.number_of_answers(turn.agent, number)
+                    width = number_of_answers(self.widths, turn.agent, number)
                     given = [next(answers) for _ in range(width)]
                     branches = [
                         (*branch, self._add_node(branch, number, turn, answer))

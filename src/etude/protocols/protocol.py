@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
@@ -22,17 +21,15 @@ class Scale:
     options: tuple[tuple[str, float], ...]
 
     def __post_init__(self) -> None:
-        """Check the options. Raises RequestError for equal texts, upper case, and values out of order."""
-        texts = [text for text, _ in self.options]
-        values = [value for _, value in self.options]
-        if len(set(texts)) != len(texts) or any(not text or text != text.strip().lower() for text in texts):
+        """Raise RequestError for texts that are equal or in upper case, and for values out of order."""
+        texts, values = self.texts, self.values
+        readable = all(text and text == text.strip().lower() for text in texts)
+        rising = len(values) > 1 and all(low < high for low, high in pairwise(values))
+        fits = rising and -1 <= values[0] < 0 < values[-1] <= 1
+        if len({*texts}) < len(texts) or not readable or not fits:
             raise RequestError(
-                f"scale '{self.name}': the texts must be distinct and in lower case, found {texts}"
-            )
-        rising = all(low < high for low, high in pairwise(values))
-        if not rising or len(values) < 2 or not -1 <= values[0] < 0 < values[-1] <= 1:
-            raise RequestError(
-                f"scale '{self.name}': the values must rise from reject to accept within [-1, 1]: {values}"
+                f"scale '{self.name}': the texts must be distinct and in lower case, and the values must "
+                f"rise from reject to accept within [-1, 1], found {self.options}"
             )
 
     @property
@@ -219,18 +216,14 @@ class Protocol:
         """The number of rounds in the longest schedule."""
         return max(len(schedule) for schedule in self.schedules)
 
-    @property
-    def turns(self) -> tuple[Turn, ...]:
-        """All turns, in the order of the schedules."""
-        return tuple(turn for schedule in self.schedules for turns in schedule for turn in turns)
-
     def rounds(self, key: int) -> Schedule:
         """Return the schedule of the play with this key."""
         return self.schedules[key % len(self.schedules)]
 
     def writers(self, channel: str) -> frozenset[str]:
         """Return the agents that have a turn in which they write on the channel."""
-        return frozenset(turn.agent for turn in self.turns if channel in turn.writes)
+        rounds = chain.from_iterable(self.schedules)
+        return frozenset(turn.agent for turns in rounds for turn in turns if channel in turn.writes)
 
     def label(self, agent: str) -> str:
         """Return the agent's name as it appears in the prompts of others."""
@@ -239,13 +232,11 @@ class Protocol:
 
 def _faults(protocol: Protocol) -> Iterator[str]:
     """Yield each fault of the protocol. A check may assume that all earlier checks passed."""
-    agents, bounds = protocol.agents, protocol.bounds
-    if not agents:
-        yield "it has no agents"
-    for channel, readers in protocol.channels.items():
-        yield from _unknown_names(sorted(readers), agents, f"channel '{channel}' is read by")
+    agents, channels, bounds = protocol.agents, protocol.channels, protocol.bounds
     if not protocol.schedules or not all(protocol.schedules):
         yield "it has no rounds"
+    for channel, readers in channels.items():
+        yield from _unknown_names(sorted(readers), agents, f"channel '{channel}' is read by")
     yield from _unknown_names(bounds, agents, "bounds are for")
     for agent in agents if bounds else ():
         if agent not in bounds:
@@ -253,45 +244,46 @@ def _faults(protocol: Protocol) -> Iterator[str]:
         elif not bounds[agent][0] <= bounds[agent][1]:
             yield f"the bounds of '{agent}' are {bounds[agent]}; the lower bound comes first"
     for schedule in protocol.schedules:
-        for number, turns in enumerate(schedule):
-            yield from _faults_of_round(protocol, f"round {number}", turns)
-        # A round that must decide ends the play. If the protocol needs a verdict, the last round must decide.
         last = len(schedule) - 1
-        obliged = [
-            number for number, turns in enumerate(schedule) if any(turn.decide == "must" for turn in turns)
-        ]
-        if obliged and obliged[0] != last:
-            yield f"nothing can follow round {obliged[0]}, which must decide"
-        if protocol.needs_verdict and last not in obliged:
-            speakers = " and ".join(f"'{turn.agent}'" for turn in schedule[last])
-            yield (
-                f"the last round ({last}) does not oblige {speakers} to decide; end with a turn that must "
-                "decide, or set `needs_verdict=False`"
-            )
+        for number, turns in enumerate(schedule):
+            where = f"round {number}"
+            yield from _faults_of_round(protocol, where, turns)
+            # A round that must decide ends the play.
+            must = any(turn.decide == "must" for turn in turns)
+            if must and number != last:
+                yield f"nothing can follow {where}, which must decide"
+            if protocol.needs_verdict and number == last and not must:
+                speakers = " and ".join(f"'{turn.agent}'" for turn in turns)
+                yield (
+                    f"the last round ({last}) does not oblige {speakers} to decide; end with a turn that "
+                    "must decide, or set `needs_verdict=False`"
+                )
 
 
 def _faults_of_round(protocol: Protocol, where: str, turns: Round) -> Iterator[str]:
+    agents, channels = protocol.agents, protocol.channels
     if not turns:
         yield f"{where} has no turns"
-    for agent in _find_repeated(turn.agent for turn in turns):
-        yield f"'{agent}' has two turns in {where}"
+    speakers, writers = list[str](), dict[str, str]()
     for turn in turns:
-        agent, writes = turn.agent, turn.writes
-        yield from _unknown_names([agent], protocol.agents, f"{where} has a turn of")
-        yield from _unknown_names(writes, protocol.channels, f"'{agent}' writes in {where} on")
-        for channel in writes:
-            if agent not in protocol.channels[channel]:
-                yield f"'{agent}' writes on channel '{channel}' in {where}, but cannot read it"
-        if turn.headers and len(turn.headers) != len(writes):
-            yield f"'{agent}' has {len(turn.headers)} headers for {len(writes)} channels in {where}"
-        if turn.decide != "no" and not protocol.agents[agent].may_decide:
+        agent = turn.agent
+        yield from _unknown_names([agent], agents, f"{where} has a turn of")
+        yield from _unknown_names(turn.writes, channels, f"'{agent}' writes in {where} on")
+        if agent in speakers:
+            yield f"'{agent}' has two turns in {where}"
+        if turn.headers and len(turn.headers) != len(turn.writes):
+            yield f"'{agent}' has {len(turn.headers)} headers for {len(turn.writes)} channels in {where}"
+        if turn.decide != "no" and not agents[agent].may_decide:
             yield f"'{agent}' {turn.decide} decide in {where}, but its role may not"
-        if turn.decide == "no" and not writes:
+        if turn.decide == "no" and not turn.writes:
             yield f"'{agent}' neither writes nor decides in {where}"
-    for channel in _find_repeated(channel for turn in turns for channel in turn.writes):
-        writers = " and ".join(f"'{turn.agent}'" for turn in turns if channel in turn.writes)
-        yield f"{writers} both write on channel '{channel}' in {where}"
-    deciders = [turn.agent for turn in turns if protocol.agents[turn.agent].may_decide]
+        for channel in turn.writes:
+            if agent not in channels[channel]:
+                yield f"'{agent}' writes on channel '{channel}' in {where}, but cannot read it"
+            if writers.setdefault(channel, agent) != agent:
+                yield f"'{writers[channel]}' and '{agent}' both write on channel '{channel}' in {where}"
+        speakers.append(agent)
+    deciders = [agent for agent in speakers if agents[agent].may_decide]
     if len(deciders) > 1:
         yield f"{' and '.join(deciders)} may both decide in {where}, but the first decision ends the play"
 
@@ -300,7 +292,3 @@ def _unknown_names(names: Iterable[str], known: Collection[str], where: str) -> 
     for name in names:
         if name not in known:
             yield f"{where} '{name}', which does not exist" + alternatives(name, known)
-
-
-def _find_repeated(names: Iterable[str]) -> list[str]:
-    return [name for name, count in Counter(names).items() if count > 1]

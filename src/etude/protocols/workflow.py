@@ -23,7 +23,7 @@ from etude.core.errors import EpisodeError, RequestError, alternatives
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Engine, Evaluator
 from etude.core.keys import fold
-from etude.protocols.branching import FinalAnswer, Play, Question, Width, Widths, most_calls
+from etude.protocols.branching import FinalAnswer, Play, Question, Widths, check_widths, most_calls
 from etude.protocols.catalog import PROTOCOLS
 from etude.protocols.protocol import Protocol, Turn
 from etude.protocols.scenario import Malformed, Move, Scenario
@@ -52,7 +52,7 @@ class ProtocolWorkflow:
     scenario: Scenario
     policies: Mapping[str, str | None] | str | None = None
     """The entry of `llms` that each agent samples from: by agent, or one for all. None: the default model."""
-    widths: Widths | Width | Mapping[str, Width] = 1
+    widths: Widths = 1
     """The number of answers sampled for each turn."""
     retries: int = RETRIES
     """The number of times that the model is asked again after a malformed answer."""
@@ -61,9 +61,7 @@ class ProtocolWorkflow:
 
     def __post_init__(self) -> None:
         agents = self.protocol.agents
-        widths = Widths.of(self.widths)
-        widths.check_agents(agents)
-        object.__setattr__(self, "widths", widths)
+        check_widths(self.widths, agents)
         for agent in self.policies if isinstance(self.policies, Mapping) else ():
             if agent not in agents:
                 where = f"policies: protocol '{self.protocol.name}' has no agent '{agent}'"
@@ -78,8 +76,8 @@ class ProtocolWorkflow:
 
     async def __call__(self, example: Example, episode: Episode) -> Any:
         """Play once. Raises as `Play` does, and RequestError if `episode.widths` names unknown agents."""
-        widths = Widths.of(self.widths if episode.widths is None else episode.widths)
-        widths.check_agents(self.protocol.agents)
+        widths: Widths = self.widths if episode.widths is None else episode.widths
+        check_widths(widths, self.protocol.agents)
         # All episodes of an example play the same schedule, so that they can be compared.
         group = episode.id.removesuffix(f"/{episode.generation}")
         key = fold(self.seed, group, "play")
@@ -104,7 +102,7 @@ async def play(
     policies: Mapping[str, Engine],
     example: Example,
     *,
-    widths: Widths | Width | Mapping[str, Width] = 1,
+    widths: Widths = 1,
     retries: int = RETRIES,
     seed: int = 0,
 ) -> EpisodeTree:
@@ -200,19 +198,6 @@ def find_protocol(name: str, arguments: Mapping[str, Any]) -> Protocol:
     return protocol
 
 
-def find_scenario(name: str, arguments: Mapping[str, Any]) -> Scenario:
-    """Return the scenario with a name or import path.
-
-    The path names a scenario, its class, or a function that makes one.
-    Raises RequestError for an unknown name, for arguments that do not fit, and for missing methods.
-    """
-    scenario: Scenario = _make("scenario", SCENARIOS.get(name, name), SCENARIOS, arguments)
-    lacking = [method for method in _METHODS if not callable(getattr(scenario, method, None))]
-    if lacking:
-        raise RequestError(f"scenario '{name}' has no method '{lacking[0]}'; it needs {', '.join(_METHODS)}")
-    return scenario
-
-
 def _make(kind: str, name: str, known: Mapping[str, Any], arguments: Mapping[str, Any]) -> Any:
     factory: Any = import_object(name) if is_import_path(name) else known.get(name)
     if factory is None:
@@ -273,10 +258,19 @@ class ProtocolWorkflowConfig(WorkflowConfig, name="protocol"):
 
 @register_workflow(config_type=ProtocolWorkflowConfig)
 async def protocol_workflow(config: ProtocolWorkflowConfig, builder: Builder) -> AsyncIterator[Workflow]:
-    """Build the workflow. Raises RequestError for unfit settings, and for more calls than `max_calls`."""
+    """Build the workflow. Raises RequestError for unfit settings, and for more calls than `max_calls`.
+
+    A scenario's import path names a scenario, its class, or a function that makes one.
+    """
     protocol = find_protocol(config.protocol, config.arguments)
-    widths = Widths.of(config.widths)
-    calls, most = most_calls(protocol, widths), builder.config.eval.general.max_calls
+    path = SCENARIOS.get(config.scenario, config.scenario)
+    scenario: Scenario = _make("scenario", path, SCENARIOS, config.scenario_arguments)
+    lacking = [method for method in _METHODS if not callable(getattr(scenario, method, None))]
+    if lacking:
+        raise RequestError(
+            f"scenario '{config.scenario}' has no method '{lacking[0]}'; it needs {', '.join(_METHODS)}"
+        )
+    calls, most = most_calls(protocol, config.widths), builder.config.eval.general.max_calls
     if most is not None and calls > most:
         raise RequestError(
             f"a play of '{protocol.name}' with these widths can take {calls} calls, and "
@@ -285,9 +279,9 @@ async def protocol_workflow(config: ProtocolWorkflowConfig, builder: Builder) ->
     models: dict[str, str | None] = dict.fromkeys(protocol.agents, config.policy)
     workflow = ProtocolWorkflow(
         protocol,
-        find_scenario(config.scenario, config.scenario_arguments),
+        scenario,
         models | config.policies if config.policies else config.policy,
-        widths,
+        config.widths,
         retries=config.retries,
         seed=builder.config.finetuning.seed,
     )
