@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,27 +35,27 @@ KEY = b"k" * 32
 
 
 @asynccontextmanager
-async def connected(folder: Path) -> AsyncIterator[tuple[Stream, Stream]]:
+async def connected() -> AsyncIterator[tuple[Stream, Stream]]:
     """Both ends of a connection."""
     there: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
-    server = await asyncio.start_unix_server(
-        lambda reader, writer: there.set_result(Stream(reader, writer)), folder / "s"
+    server = await asyncio.start_server(
+        lambda reader, writer: there.set_result(Stream(reader, writer)), "127.0.0.1", 0
     )
     async with server:
-        here = Stream(*await asyncio.open_unix_connection(folder / "s"))
+        here = Stream(*await asyncio.open_connection(*server.sockets[0].getsockname()))
         yield here, await there
         await here.close()
 
 
-async def test_both_ends_prove_that_they_know_the_key(tmp_path: Path):
-    async with connected(tmp_path) as (head, runner):
+async def test_both_ends_prove_that_they_know_the_key():
+    async with connected() as (head, runner):
         here, there = shake_hands(head, None, {5: KEY}.get), shake_hands(runner, 5, {5: KEY}.get)
         assert await asyncio.gather(here, there) == [5, 5]
 
 
 @pytest.mark.parametrize("keys", [{5: b"another"}, {}, {6: KEY}])
-async def test_a_stranger_is_turned_away(tmp_path: Path, keys: dict[int, bytes]):
-    async with connected(tmp_path) as (head, runner):
+async def test_a_stranger_is_turned_away(keys: dict[int, bytes]):
+    async with connected() as (head, runner):
         calling = asyncio.ensure_future(shake_hands(runner, 5, {5: KEY}.get))
         accepting = asyncio.ensure_future(shake_hands(head, None, keys.get))
         done, _ = await asyncio.wait({calling, accepting}, return_when=asyncio.FIRST_COMPLETED)
@@ -78,13 +77,11 @@ class OwnTrouble(RuntimeError):
         (OwnTrouble("mine"), RuntimeError, "OwnTrouble: mine"),
     ],
 )
-async def test_errors_cross_with_their_class(
-    tmp_path: Path, raised: Exception, kind: type[Exception], text: str
-):
+async def test_errors_cross_with_their_class(raised: Exception, kind: type[Exception], text: str):
     async def answer(method: str, parameters: dict[str, Any], note: Notify) -> Any:
         raise raised
 
-    async with linked(tmp_path, answer) as link:
+    async with linked(answer) as link:
         with pytest.raises(kind) as caught:
             await link.ask("anything", {})
     assert type(caught.value) is kind
@@ -93,12 +90,12 @@ async def test_errors_cross_with_their_class(
 
 
 @asynccontextmanager
-async def linked(folder: Path, answer: Any) -> AsyncIterator[RunnerLink]:
+async def linked(answer: Any) -> AsyncIterator[RunnerLink]:
     """A link to an end that answers."""
 
     async def nothing(method: str, parameters: dict[str, Any], note: Notify) -> None: ...
 
-    async with connected(folder) as (here, there):
+    async with connected() as (here, there):
         link, other = RunnerLink(here, nothing), RunnerLink(there, answer)
         serving = [asyncio.ensure_future(each.serve()) for each in (link, other)]
         yield link
@@ -106,14 +103,14 @@ async def linked(folder: Path, answer: Any) -> AsyncIterator[RunnerLink]:
         await asyncio.gather(*serving)
 
 
-async def test_a_waiting_call_is_told_that_the_other_end_is_gone(tmp_path: Path):
+async def test_a_waiting_call_is_told_that_the_other_end_is_gone():
     begun = asyncio.Event()
 
     async def answer(method: str, parameters: dict[str, Any], note: Notify) -> Any:
         begun.set()
         await asyncio.sleep(600)
 
-    async with connected(tmp_path) as (here, there):
+    async with connected() as (here, there):
         link, other = RunnerLink(here, answer), RunnerLink(there, answer)
         serving = [asyncio.ensure_future(each.serve()) for each in (link, other)]
         asking = asyncio.ensure_future(link.ask("anything", {}))

@@ -15,7 +15,7 @@ from typing import Any
 from etude.algorithms.algorithm import Algorithm
 from etude.backends.capabilities import LocalAdapterConfig
 from etude.backends.job_training import News, units_of_collection
-from etude.backends.job_worker import JobFolder, JobOrder, Processes, ProcessJob, program
+from etude.backends.job_worker import JobFolder, JobOrder, ProcessJob, program
 from etude.backends.local_job import FinishedJob, Job, learner_options
 from etude.backends.state_folders import JobContent, StateFolders
 from etude.config.finetuning import FinetuneConfig
@@ -143,7 +143,7 @@ class _ClusterJob(ProcessJob):
         self.step = 0
         self.note: str | None = None
 
-    async def start(self) -> Processes:
+    async def start(self) -> TeamRun:
         cluster, device = self._learners.cluster, self._learners.device
         assert cluster.learners is not None
         places = partial(cluster.learners, on_gpus=device != "cpu")

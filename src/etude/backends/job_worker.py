@@ -21,7 +21,6 @@ from itertools import takewhile
 from multiprocessing.context import ForkServerProcess, SpawnProcess
 from pathlib import Path
 from threading import Event
-from typing import Protocol
 
 from pydantic import BaseModel
 
@@ -33,7 +32,7 @@ from etude.engines.programs import exit_words, last_lines
 from etude.learner.learner import TrainingCanceled
 from etude.learner.team import PeerLost, Team, join_team
 from etude.models.device import choose_device, choose_dtype, dtype_name
-from etude.processes.team import MemberProgram, TeamMember
+from etude.processes.team import MemberProgram, TeamMember, TeamRun
 from etude.store.files import append_json_line, open_private, private_folder, write_atomically
 from etude.store.run_folder import RunLock, lock_holder
 
@@ -135,16 +134,6 @@ def main(member: TeamMember, order: str, path: str) -> int:
     return _work(order, JobFolder(Path(path)), member)
 
 
-class Processes(Protocol):
-    """The started processes that train a job: a team, or a single one."""
-
-    async def ended(self) -> str | None:
-        """Wait until no process is left. Return why they ended early, or None if all did their part."""
-
-    async def end(self, seconds: float) -> None:
-        """Ask them to end, kill them after this many `seconds`, and return once they have ended."""
-
-
 class ForkedProcess:
     """One process that trains a job, forked from one that has done the slow imports.
 
@@ -234,8 +223,10 @@ def _work(path: str, folder: JobFolder, member: TeamMember | None) -> int:
     set_up_process()
     order: JobOrder = pkgutil.resolve_name(path).model_validate_json(folder.order.read_text("utf-8"))
     order.show_logs()
+    stopping = Event()  # Set by SIGTERM: this process must stop for now.
+    signal.signal(signal.SIGTERM, lambda number, frame: stopping.set())
     try:
-        with _stop_event() as stopping, _locked_team(order, folder, member) as team:
+        with _locked_team(order, folder, member) as team:
             order.train(folder, team, stopping)
     except PeerLost as error:
         _LOG.error("job %s: %s", order.job, error)
@@ -267,17 +258,6 @@ def _locked_team(order: JobOrder, folder: JobFolder, member: TeamMember | None) 
             lock.release()
 
 
-@contextmanager
-def _stop_event() -> Iterator[Event]:
-    """Yield an event that SIGTERM sets: this process must stop for now."""
-    stopping = Event()
-    before = signal.signal(signal.SIGTERM, lambda number, frame: stopping.set())
-    try:
-        yield stopping
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 class ProcessJob(ABC):
     """A job that other processes train. If they end early, for any reason, the next ones resume from its last
     checkpoint."""
@@ -288,7 +268,7 @@ class ProcessJob(ABC):
         self.position = position
 
     @abstractmethod
-    async def start(self) -> Processes:
+    async def start(self) -> TeamRun | ForkedProcess:
         """Start processes that train the job in `folder`."""
 
     @abstractmethod

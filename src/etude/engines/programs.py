@@ -123,7 +123,7 @@ class Launcher(Protocol):
     """Starts programs."""
 
     address: str
-    """Where programs reach this process: a host name or an IP address; empty for a Unix socket."""
+    """Where programs reach this process: a host name or an IP address; empty on this machine."""
 
     async def launch(self, program: Program, log: Path) -> Child:
         """Start a program, and append its output to a log. Raises NoRoom, EtudeError."""

@@ -28,9 +28,6 @@ class ProgressSums(Progress):
         self.display = display  # After the first phase, which is no event of a run.
         self._last_reward: float | None = None
         """The average reward of the last epoch."""
-        self.skip_reason = ""
-        """Why the last epoch was skipped. Repeated reasons are shortened."""
-        self._skip_said = ""
         self.spending = ""
         """The amount spent, if the run has a budget or costs money."""
         self.totals = Totals()
@@ -69,11 +66,6 @@ class ProgressSums(Progress):
     def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         self._last_reward = metrics.get("avg_reward")
         super().trained(epoch, metrics)
-
-    def skipped(self, epoch: int, reason: str) -> None:
-        self.skip_reason = "as before" if reason == self._skip_said else reason
-        self._skip_said = reason
-        super().skipped(epoch, reason)
 
     def spent(self, figures: Mapping[str, Any]) -> None:
         self.spending = shown_spending(figures)

@@ -38,7 +38,7 @@ class RunnerInvitation:
     """How a runner finds its head and proves its identity."""
 
     address: str
-    """The path of a Unix socket, or `host:port`."""
+    """`host:port` of the head."""
     number: int
     key: str = field(repr=False)
     """In hexadecimal digits."""

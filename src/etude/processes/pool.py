@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -89,14 +88,9 @@ class RunnerPool:
         allow_open_files()
         # All runners may connect at the same moment.
         callers = max(100, len(self.places))
-        if self._launcher.address:
-            server = await asyncio.start_server(self._accept, self._launcher.address, 0, backlog=callers)
-            self._address = f"{self._launcher.address}:{server.sockets[0].getsockname()[1]}"
-        else:
-            # Only this user may enter the folder, and its path is short, as socket paths must be.
-            folder = self._exits.enter_context(tempfile.TemporaryDirectory(prefix="etude-"))
-            self._address = str(Path(folder) / "head")
-            server = await asyncio.start_unix_server(self._accept, self._address, backlog=callers)
+        host = self._launcher.address or "127.0.0.1"
+        server = await asyncio.start_server(self._accept, host, 0, backlog=callers)
+        self._address = f"{host}:{server.sockets[0].getsockname()[1]}"
         self._exits.callback(server.close)
         return self
 

@@ -179,11 +179,8 @@ async def _open_agent(parameters: Mapping[str, Any], link: RunnerLink) -> AsyncI
 async def play(invitation: RunnerInvitation) -> None:
     """Serve as the runner of an invitation until the head closes the connection or is gone."""
     try:
-        host, colon, port = invitation.address.rpartition(":")
-        if colon and port.isdecimal():
-            stream = Stream(*await asyncio.open_connection(host, int(port)))
-        else:
-            stream = Stream(*await asyncio.open_unix_connection(invitation.address))
+        host, _, port = invitation.address.rpartition(":")
+        stream = Stream(*await asyncio.open_connection(host, int(port)))
         key = bytes.fromhex(invitation.key)
         await shake_hands(stream, invitation.number, lambda number: key)
     except (OSError, Disconnected, TimeoutError) as error:

@@ -68,17 +68,8 @@ def check_training_file(filename: str, file: BinaryIO, codec: TextCodec | None =
 
 def _require_learnable(row: TrainingRow, codec: TextCodec) -> None:
     """Raise RequestError or ImpossibleCall if the model cannot learn from the row as it stands."""
-    vocabulary = codec.vocabulary
-    if isinstance(row, GrpoRow) and row.largest_id() >= vocabulary:
-        first = next(
-            f"trajectories[{at}].turns[{number}].{name}[{index}]: {token}"
-            for at, trajectory in enumerate(row.trajectories)
-            for number, turn in enumerate(trajectory.turns)
-            for name, ids in (("context_ids", turn.context_ids), ("token_ids", turn.token_ids))
-            for index, token in enumerate(ids)
-            if token >= vocabulary
-        )
-        raise RequestError(f"{first} is not a token id of the model, which has {vocabulary} tokens")
+    if isinstance(row, GrpoRow) and (largest := row.largest_id()) >= codec.vocabulary:
+        raise RequestError(f"{largest} is not a token id of the model, which has {codec.vocabulary} tokens")
     require_written(row, codec.template)
 
 

@@ -6,7 +6,6 @@ import asyncio
 import shutil
 import tarfile
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +19,6 @@ from starlette.responses import FileResponse
 
 from etude.core.errors import EtudeError
 from etude.core.job import ModelVersion
-from etude.core.keys import fold
 from etude.models.device import choose_device, dtype_name
 from etude.models.policy import LoraOptions, Policy, policy_dtype
 from etude.server.database import MODELS, Row, fetch_row
@@ -93,25 +91,6 @@ def load_policy(settings: ServerSettings, model: ServedModel, *, keep_base: bool
         policy.keep_base()
     if model.folder is not None:
         policy.adopt(ModelVersion(number=1, location=str(model.folder), digest=model.digest))
-    return policy
-
-
-def load_policy_of_job(
-    settings: ServerSettings, model: ServedModel, values: Mapping[str, Any], seed: int, keeps_reference: bool
-) -> Policy:
-    """Load the policy that a job trains, from its start model `model`. Raises as `load_policy`.
-
-    `values` are its hyperparameters. With `keeps_reference`, the policy also keeps the weights of the
-    reference model.
-    """
-    from_base = keeps_reference and values.get("reference") == "base"
-    policy = load_policy(settings, model, keep_base=from_base)
-    if values["lora_rank"] > 0 and model.lora is None:
-        options = LoraOptions(values["lora_rank"], values["lora_alpha"])
-        policy.use_lora(options, fold(seed, "lora"))
-    if keeps_reference:
-        # Unless the server's base model is the reference, the job's start model is.
-        policy.keep_base()
     return policy
 
 

@@ -15,13 +15,15 @@ from typing import Any
 
 from etude.algorithms.algorithm import load_algorithms
 from etude.backends.job_training import JobData, JobTraining, News, units_of_rows
-from etude.backends.job_worker import ForkedProcess, JobFolder, JobOrder, Processes, ProcessJob, program
+from etude.backends.job_worker import ForkedProcess, JobFolder, JobOrder, ProcessJob, program
 from etude.backends.lm_server import FREE_ENGINE
 from etude.core.errors import TrainingError
+from etude.core.keys import fold
 from etude.core.training_rows import ROW_OF
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.optimiser import Schedule
 from etude.learner.team import Team
+from etude.models.policy import LoraOptions
 from etude.models.source import local_path
 from etude.models.weights import digest, save_tensors
 from etude.processes.team import Places, TeamRun, local_places
@@ -30,7 +32,7 @@ from etude.server.engines import JOBS, EnginePool
 from etude.server.files import FileStore, read_rows
 from etude.server.job_request import job_algorithm
 from etude.server.jobs import JobStore, job_folder, model_name
-from etude.server.models import ModelStore, ServedModel, load_policy_of_job
+from etude.server.models import ModelStore, ServedModel, load_policy
 from etude.server.settings import ServerSettings, training_processes
 from etude.show.logs import show_logs
 from etude.store.files import WEIGHTS_FILE, open_draft
@@ -48,7 +50,7 @@ class _ServerJob(ProcessJob):
         super().__init__(job_folder(settings.data_dir, job["id"]), job["news_read"])
         self._scheduler, self._settings, self._id = scheduler, settings, str(job["id"])
 
-    async def start(self) -> Processes:
+    async def start(self) -> TeamRun | ForkedProcess:
         settings, folder = self._settings, self.folder
         if settings.training_processes == 1 and settings.on is None:
             return await ForkedProcess.start(ServerOrder, folder)
@@ -238,7 +240,12 @@ class ServerOrder(JobOrder):
         values, algorithm = self.values, job_algorithm(self.method, self.values)
         settings = replace(self.settings, **loading)
         keeps_reference = "reference" in algorithm.needs()
-        policy = load_policy_of_job(settings, self.start, values, self.seed, keeps_reference)
+        from_base = keeps_reference and values.get("reference") == "base"
+        policy = load_policy(settings, self.start, keep_base=from_base)
+        if values["lora_rank"] > 0 and self.start.lora is None:
+            policy.use_lora(LoraOptions(values["lora_rank"], values["lora_alpha"]), fold(self.seed, "lora"))
+        if keeps_reference:
+            policy.keep_base()  # Unless the server's base model is the reference, the start model is.
         before = policy.digest()
         options = LearnerOptions(
             learning_rate=values["learning_rate"] * values["learning_rate_multiplier"],

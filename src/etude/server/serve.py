@@ -167,31 +167,29 @@ def create_app(settings: ServerSettings, backend: Backend) -> Guard:
     )
     add_error_handlers(app)
     for router in (
-        _model_routes(models, pool),
+        _routes(models, pool, metrics),
         inference_routes(Inference(pool, metrics, settings.name)),
         file_routes(files),
         job_routes(jobs, files, models, scheduler.wake),
         weights_routes(settings, models),
-        _engine_routes(pool),
-        _status_routes(metrics, app.version),
     ):
         app.include_router(router)
     return Guard(app, settings, metrics)
 
 
-def _model_routes(models: ModelStore, pool: EnginePool) -> APIRouter:
-    router = APIRouter(prefix="/v1/models", tags=["models"])
+def _routes(models: ModelStore, pool: EnginePool, metrics: Metrics) -> APIRouter:
+    router = APIRouter()
 
-    @router.get("", summary="List the models")
+    @router.get("/v1/models", summary="List the models", tags=["models"])
     def list_models() -> dict[str, Any]:
         """List the base model, and the models and checkpoints of all jobs."""
         return {"object": "list", "data": [model_object(model.name, model.created) for model in models.all()]}
 
-    @router.get("/{model:path}", summary="Retrieve a model")
+    @router.get("/v1/models/{model:path}", summary="Retrieve a model", tags=["models"])
     def retrieve_model(model: str) -> dict[str, Any]:
         return model_object(model, models.get(model).created)
 
-    @router.delete("/{model:path}", summary="Delete a fine-tuned model")
+    @router.delete("/v1/models/{model:path}", summary="Delete a fine-tuned model", tags=["models"])
     async def delete_model(model: str) -> dict[str, Any]:
         """Delete a job's model and its weights. Jobs that need it and have not started yet will fail."""
         name = models.get(model).name
@@ -201,34 +199,22 @@ def _model_routes(models: ModelStore, pool: EnginePool) -> APIRouter:
         await pool.forget(name)
         return {"id": model, "object": "model", "deleted": True}
 
-    return router
-
-
-def _engine_routes(pool: EnginePool) -> APIRouter:
-    router = APIRouter(prefix="/engine", tags=["engine"])
-
-    @router.post("/start", summary="Bring the engine back")
+    @router.post("/engine/start", summary="Bring the engine back")
     async def start_engine() -> dict[str, Any]:
         """Resume serving. Returns when the base model is in memory. Does nothing if it already is."""
         await pool.start()
         return pool.status()
 
-    @router.post("/stop", summary="Put the engine away")
+    @router.post("/engine/stop", summary="Put the engine away")
     async def stop_engine() -> dict[str, Any]:
         """Let running requests finish, and free the device. New requests wait, or get 503."""
         await pool.stop()
         return pool.status()
 
-    @router.get("/status", summary="Report what the engine does")
+    @router.get("/engine/status", summary="Report what the engine does")
     async def engine_status() -> dict[str, Any]:
         """Return `running`, `stopping` or `stopped`, and the models in memory."""
         return pool.status()
-
-    return router
-
-
-def _status_routes(metrics: Metrics, etude: str) -> APIRouter:
-    router = APIRouter(tags=["status"])
 
     @router.get("/health", summary="Is the server up")
     async def health() -> dict[str, str]:
@@ -237,7 +223,7 @@ def _status_routes(metrics: Metrics, etude: str) -> APIRouter:
 
     @router.get("/version", summary="Which etude this is")
     async def version() -> dict[str, str]:
-        return {"version": etude}
+        return {"version": metadata.version("etude")}
 
     @router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
     def prometheus() -> Response:

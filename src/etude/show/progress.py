@@ -87,7 +87,7 @@ class LineProgress(ProgressSums):
 
     def skipped(self, epoch: int, reason: str) -> None:
         super().skipped(epoch, reason)
-        self._say(f"epoch {epoch}/{self.num_epochs} skipped: {self.skip_reason}")
+        self._say(f"epoch {epoch}/{self.num_epochs} skipped: {reason}")
 
     def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         super().validated(epoch, metrics)
