@@ -37,10 +37,7 @@ def config_with(llm: dict[str, Any] | None = None, workflow: str = "play", **gen
             "llms": {"policy": llm or unused},
             "workflow": f"tests.processes.fragile:{workflow}",
             "eval": {
-                "general": {
-                    "dataset": {"_type": "python", "function": "tests.processes.playing:rows"},
-                    **general,
-                },
+                "general": {"dataset": {"_type": "seeds"}, **general},
                 "evaluators": {"length": "tests.processes.fragile:length"},
             },
             "finetuning": {"error_budget": 1.0, "seed": 7},
@@ -56,11 +53,6 @@ def fork_runners(set: Callable[..., None] = setattr) -> None:
         return replace(command, words=(str(program() / "python"), *command.words[1:]))
 
     set(link, "python_command", forked)
-
-
-def rows() -> list[dict[str, Any]]:
-    """Examples that the tests do not use, but for one that JSON cannot hold."""
-    return [{"id": "odd", "question": (1, 2)}]
 
 
 def examples(*deeds: str) -> list[Example]:

@@ -28,7 +28,7 @@ from etude.processes.link import (
     encode_request,
     shake_hands,
 )
-from etude.processes.shipping import config_from_json, config_to_json, shipped_example
+from etude.processes.shipping import config_from_json, config_to_json, example_to_json
 from tests.processes.playing import config_with
 
 KEY = b"k" * 32
@@ -140,19 +140,21 @@ def test_what_only_this_program_has_cannot_be_sent():
     config = build_config(own, {**parts, "model": "some-model"}, [], {}, enabled=False)
     with pytest.raises(RequestError, match="the workflow 'own' is an object of this program"):
         config_to_json(config)
-    rows = [{"id": "a", "question": "b"}]
-    config = build_config(
-        "tests.processes.fragile:play", {**parts, "model": "m", "examples": rows}, [], {}, enabled=False
-    )
-    assert config_from_json(config_to_json(config)).eval.general.dataset is None
+
+
+def test_a_training_whose_examples_only_this_program_has_can_be_sent():
+    parts = dict.fromkeys(("models", "scenario")) | {"model": "m", "reward": "tests.processes.fragile:length"}
+    parts["examples"] = [{"id": "a", "question": "b"}]
+    config = build_config("tests.processes.fragile:play", parts, [], {}, enabled=True)
+    assert config_from_json(config_to_json(config)).finetuning.enabled
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(), st.lists))
-def test_an_example_is_sent_exactly_or_by_its_id(value: Any):
+def test_an_example_is_sent_exactly_or_refused_by_its_id(value: Any):
     example = Example("a", {"value": value})
-    sent = shipped_example(example)
-    assert sent == "a" or repr(Example(**sent)) == repr(example)  # NaN is not equal to itself.
-    assert shipped_example(Example("b", {"value": (value,)})) == "b"
+    assert repr(Example(**example_to_json(example))) == repr(example)  # NaN is not equal to itself.
+    with pytest.raises(RequestError, match="example 'b' holds a value that JSON lacks"):
+        example_to_json(Example("b", {"value": (value,)}))
 
 
 def completion(text: str, prompt: tuple[int, ...]) -> Completion:

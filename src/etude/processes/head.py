@@ -27,7 +27,7 @@ from etude.processes.link import (
     decode_request,
     encode_answer,
 )
-from etude.processes.shipping import shipped_example
+from etude.processes.shipping import example_to_json
 from etude.rollout.collector import EpisodeJob
 from etude.store.journal import Journal
 from etude.wire.retries import RetryCount, count_retries
@@ -128,7 +128,7 @@ class RemoteRunner:
             "generation": job.generation,
             "sampling": dict(job.sampling),
             "widths": job.widths,
-            "example": shipped_example(job.example),
+            "example": example_to_json(job.example),
             "steps": dict(steps),
         }
         try:

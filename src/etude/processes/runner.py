@@ -55,7 +55,6 @@ class Agent:
     scorer: Scorer
     journal: RemoteJournal
     engines: Mapping[str, Engine]
-    builder: Builder
 
 
 class RunnerProgram:
@@ -117,7 +116,7 @@ class RunnerProgram:
         agent = self._get_agent
         job = EpisodeJob(
             parameters["id"],
-            await _read_example(parameters["example"], agent.builder),
+            Example(**parameters["example"]),
             parameters["generation"],
             parameters["sampling"],
             widths=parameters["widths"],
@@ -131,22 +130,6 @@ class RunnerProgram:
             for engine in agent.engines.values():
                 if isinstance(engine, RemoteEngine):
                     engine.forget(job.id)
-
-
-async def _read_example(data: Any, builder: Builder) -> Example:
-    """Return the example, looked up by its id if JSON cannot hold it."""
-    if isinstance(data, dict):
-        return Example(**data)
-    settings = builder.config.finetuning.run_configuration
-    for source in (builder.config.eval.general.dataset, settings.dataset, settings.validation_dataset):
-        if source is not None:
-            examples = (await builder.get_dataset(source)).examples()
-            if (example := next((each for each in examples if each.id == data), None)) is not None:
-                return example
-    raise EtudeError(
-        f"example '{data}' holds values that cannot be sent to a runner, and none of the config's datasets "
-        "has it; read it from a file or from a function of a module"
-    )
 
 
 @asynccontextmanager
@@ -171,7 +154,7 @@ async def _open_agent(parameters: Mapping[str, Any], link: RunnerLink) -> AsyncI
         collector = await build_collector(builder, engines, journal)
         scorer = await build_scorer(builder, journal)
         try:
-            yield Agent(collector, scorer, journal, engines, builder)
+            yield Agent(collector, scorer, journal, engines)
         finally:
             await collector.close()
 

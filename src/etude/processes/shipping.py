@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -20,7 +21,6 @@ from etude.core.call import Sampling
 from etude.core.episode import Example
 from etude.core.errors import RequestError
 from etude.core.interfaces import Engine, Evaluator
-from etude.core.json_text import plain
 from etude.engines.local import OpponentsConfig
 from etude.rollout.collector import Collector, Limits, Runner
 from etude.rollout.evaluator import Scorer
@@ -65,7 +65,8 @@ def config_to_json(
                     "processes cannot import; define it at the top of a module that they can import, or "
                     "leave out eval.general.isolation"
                 )
-            replace_at(data, path, None)  # The examples themselves are sent.
+            # A stand-in that any config may have. Runners are sent the examples themselves.
+            replace_at(data, path, {"_type": "seeds"})
     for path, text in [*strings(data)]:
         replace_at(data, path, text.replace("$", "$$"))  # It is not a reference to the environment.
     if over_network:
@@ -92,15 +93,17 @@ def config_from_json(data: dict[str, Any]) -> Config:
     return parse_config(copy_containers(data))
 
 
-def shipped_example(example: Example) -> Any:
-    """Return the example as JSON, or only its id if JSON would lose something."""
+def example_to_json(example: Example) -> dict[str, Any]:
+    """Return the example as JSON. Raises RequestError if JSON would lose something."""
     data = {"id": example.id, "inputs": dict(example.inputs), "expected": example.expected}
-    try:
-        kept = json.loads(json.dumps(plain(data)))
-    except (TypeError, ValueError, RecursionError):
-        return example.id
-    # Types at every level show in the text.
-    return kept if repr(data) == repr(kept) else example.id
+    with contextlib.suppress(TypeError, ValueError, RecursionError):
+        # Types at every level show in the text.
+        if repr(data) == repr(json.loads(json.dumps(data))):
+            return data
+    raise RequestError(
+        f"example {example.id!r} holds a value that JSON lacks, such as a tuple or a date, and cannot be sent "
+        "to another process; give text, numbers, lists and mappings, or leave out eval.general.isolation"
+    )
 
 
 def _remove_secrets(config: Config, data: dict[str, Any], at_head: Collection[str]) -> None:
