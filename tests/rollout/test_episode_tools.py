@@ -177,9 +177,6 @@ class Counting:
             raise ToolError("out of numbers")
         return ToolResult(str(self._count))
 
-    async def log(self) -> str:
-        return f"counted to {self._count}"
-
 
 @pytest.mark.parametrize("forgets", [True, False])
 async def test_a_resumed_episode_has_the_results_it_had(journal: Journal, forgets: bool) -> None:

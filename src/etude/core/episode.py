@@ -98,9 +98,6 @@ class ToolSession(Protocol):
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Call one of the tools. Raises ToolError if there is no answer."""
 
-    async def log(self) -> str:
-        """Return the end of the tool server's log since the session began; empty if it has no log."""
-
 
 class ToolSource(Protocol):
     """Opens tools for episodes: the object that a component of the kind `tools` yields."""
@@ -142,12 +139,12 @@ SIMULATED_USER = "<user>"
 class Event:
     """Something that happened between calls."""
 
-    kind: Literal["step_reward", "note", "score", "tool", "log"]
+    kind: Literal["step_reward", "note", "score", "tool"]
     after_call: int
     """Index of the last call before the event; -1 if there was none."""
     value: float | None = None
     text: str = ""
-    """A note, the reason for a number, or the end of a log."""
+    """A note, or the reason for a number."""
     name: str = ""
     agent: str | None = None
     """The agent that gets the score or step reward; None for the whole episode."""

@@ -101,8 +101,8 @@ def example_to_json(example: Example) -> dict[str, Any]:
         if repr(data) == repr(json.loads(json.dumps(data))):
             return data
     raise RequestError(
-        f"example {example.id!r} holds a value that JSON lacks, such as a tuple or a date, and cannot be sent "
-        "to another process; give text, numbers, lists and mappings, or leave out eval.general.isolation"
+        f"example {example.id!r} holds a value that JSON lacks, such as a tuple or a date, and cannot be "
+        "sent to another process; give text, numbers, lists and mappings, or leave out eval.general.isolation"
     )
 
 

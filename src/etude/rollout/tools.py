@@ -166,10 +166,6 @@ class FunctionTools:
             return ToolResult(f"error: {error_words(error)}", is_error=True)
         return ToolResult(text)
 
-    async def log(self) -> str:
-        """Return an empty text: functions have no log."""
-        return ""
-
 
 class FunctionToolsConfig(ToolsConfig, name="functions"):
     """Python functions as tools, described by their annotations and docstrings."""
@@ -227,12 +223,7 @@ class EpisodeTools:
         self._open.append(stack)
         async with stack:
             opened = [_OpenSet(each, await stack.enter_async_context(each.source.open())) for each in sets]
-            try:
-                yield Tools(self, opened)
-            finally:
-                for each in opened:
-                    if log := await each.session.log():
-                        self.record(Event("log", -1, None, f"{each.set.name}: {log}"))
+            yield Tools(self, opened)
 
     async def close(self) -> None:
         """Close tools that an unfinished agent has left open."""
@@ -301,11 +292,9 @@ class _OpenSet:
         except TimeoutError as error:
             if not clock.expired():
                 raise
-            log = await self.session.log()
             raise ToolError(
                 f"tool '{name}' of '{self.set.name}' gave no answer within {limits.call_timeout:g} s; raise "
                 f"{self.set.path or self.set.name}.call_timeout if it needs longer"
-                + (f"\n{log}" if log else "")
             ) from error
         if result.is_error:
             # Before the model reads it, so that the recorded text is the text that the model saw.

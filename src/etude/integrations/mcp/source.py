@@ -9,7 +9,6 @@ import logging
 import os
 import tempfile
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,13 @@ from pydantic import ValidationError
 from etude.core.episode import ToolResult
 from etude.core.errors import ToolError
 from etude.core.message import Tool
-from etude.integrations.mcp.config import McpToolsConfig
+from etude.integrations.mcp.components import McpToolsConfig
 
 _AT_FAULT = {types.INVALID_PARAMS, types.INVALID_REQUEST, types.METHOD_NOT_FOUND}
 START_SECONDS = 60.0
 """The time limit for a server to start and list its tools."""
-_LOG_LINES, _LOG_BYTES = 40, 2**16
-"""The maximum length of the log's end that an episode shows."""
+_LOG_LINES, _LOG_BYTES = 12, 2**14
+"""The maximum length of the log's end that an error shows."""
 
 # A server that breaks the protocol should not print tracebacks at the user's terminal.
 logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)
@@ -41,9 +40,10 @@ class Connection:
         """Connect. `path` is the place of the config, such as `tools.search`. The server runs in `folder`."""
         self._config, self._path, self._folder = config, path, folder
         self.tools: tuple[Tool, ...] = ()
+        """The tools in OpenAI's format."""
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed by the task
         """The server's standard error and its log messages."""
-        self._last_lines = ""
+        self._last_lines: list[str] = []
         """The end of the log, after the connection was closed."""
         self.is_usable = False
         """False before the start, and after the connection was closed or lost."""
@@ -87,19 +87,6 @@ class Connection:
             raise self._error(f"gave '{name}' no valid answer: {_cause(error)}") from error
         return ToolResult(_result_text(result), result.is_error)
 
-    @property
-    def log_size(self) -> int:
-        """The number of bytes that the server has logged so far."""
-        return 0 if self._log.closed else os.fstat(self._log.fileno()).st_size
-
-    def log_since(self, position: int = 0) -> str:
-        """Return the last log lines after a position in bytes."""
-        if self._log.closed:
-            return self._last_lines
-        begin = max(position, self.log_size - _LOG_BYTES)
-        text = os.pread(self._log.fileno(), _LOG_BYTES, begin).decode("utf-8", "replace")
-        return "\n".join(text.splitlines()[-_LOG_LINES:])
-
     def close(self) -> None:
         """Start closing the connection. A server that Etude started is killed if it does not exit."""
         self.is_usable = False
@@ -125,7 +112,7 @@ class Connection:
         finally:
             self._ready.cancel()
             self.is_usable = False
-            self._last_lines = self.log_since()
+            self._last_lines = self._log_end()
             self._log.close()
 
     @contextlib.asynccontextmanager
@@ -151,9 +138,16 @@ class Connection:
 
     def _error(self, reason: str) -> ToolError:
         """Return an error about the server, with the last lines of its log."""
-        lines = "\n".join(f"  | {line}" for line in self.log_since().splitlines()[-12:])
+        lines = "\n".join(f"  | {line}" for line in self._log_end())
         text = f"the MCP server of {self._path} ({self._config.address}) {reason}"
         return ToolError(f"{text}; its log ends with\n{lines}" if lines else text)
+
+    def _log_end(self) -> list[str]:
+        if self._log.closed:
+            return self._last_lines
+        descriptor = self._log.fileno()
+        begin = max(0, os.fstat(descriptor).st_size - _LOG_BYTES)
+        return os.pread(descriptor, _LOG_BYTES, begin).decode("utf-8", "replace").splitlines()[-_LOG_LINES:]
 
     async def _note_log(self, params: types.LoggingMessageNotificationParams) -> None:
         data = params.data if isinstance(params.data, str) else json.dumps(params.data, default=str)
@@ -193,28 +187,6 @@ def _cause(error: BaseException) -> str:
     return text if isinstance(error, MCPError | RuntimeError) else f"{type(error).__name__}: {text[:500]}"
 
 
-@dataclass(frozen=True)
-class McpSession:
-    """One episode's view of a connection and its tools."""
-
-    connection: Connection
-    begin: int
-    """The size of the server's log when the episode started."""
-
-    @property
-    def tools(self) -> tuple[Tool, ...]:
-        """The tools in OpenAI's format."""
-        return self.connection.tools
-
-    async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
-        """Call a tool. Raises ToolError if there is no result."""
-        return await self.connection.call(name, arguments)
-
-    async def log(self) -> str:
-        """Return the last lines that the server has logged since the episode started."""
-        return self.connection.log_since(self.begin)
-
-
 class McpTools:
     """The tools of one server. `scope` in the config says whether episodes share it."""
 
@@ -230,11 +202,11 @@ class McpTools:
         return self._config.scope == "episode"
 
     @contextlib.asynccontextmanager
-    async def open(self) -> AsyncIterator[McpSession]:
+    async def open(self) -> AsyncIterator[Connection]:
         """Open a session. Raises ToolError if the server does not start or does not list its tools."""
         connection = await (self._connect() if self.forgets else self._share())
         try:
-            yield McpSession(connection, connection.log_size if not self.forgets else 0)
+            yield connection
         finally:
             if self.forgets:
                 connection.close()
