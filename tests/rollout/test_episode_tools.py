@@ -197,9 +197,6 @@ async def test_a_resumed_episode_has_the_results_it_had(journal: Journal, forget
     resumed = await collect_one(workflow, journal, tools=tools)
     # A session that forgets is first brought to where the old one was.
     assert resumed.output == ["1", "2", "3" if forgets else "1"]
-    assert [event.text for event in resumed.events if event.kind == "log"] == [
-        f"numbers: counted to {3 if forgets else 1}"
-    ]
 
 
 async def test_an_agent_may_go_on_without_a_tool_that_fails(journal: Journal) -> None:

@@ -200,19 +200,16 @@ class VllmBackend(Backend):
         return self._processes.status()
 
     async def _add_lora(self, model: ServedModel) -> str:
+        assert model.folder is not None and model.lora is not None
         # A name is never used twice, so that a running answer keeps the weights it began with.
         name = f"lora-{next(self._numbers)}"
-        folder = self._folder / name
-        await asyncio.to_thread(self._write_lora, model, folder)
+        folder, base = self._folder / name, self._settings.model
+        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        tensors = await asyncio.to_thread(load_tensors, model.folder / WEIGHTS_FILE)
+        await asyncio.to_thread(write_lora_folder, tensors, **model.lora, base=base, folder=folder)
         await self._processes.add_lora(name, folder)
         self._names[model.name] = name
         return name
-
-    def _write_lora(self, model: ServedModel, folder: Path) -> None:
-        assert model.folder is not None and model.lora is not None
-        shutil.rmtree(folder, ignore_errors=True)
-        tensors = load_tensors(model.folder / WEIGHTS_FILE)
-        write_lora_folder(tensors, **model.lora, base=self._settings.model, folder=folder)
 
     def _merge_lora(self, model: ServedModel) -> Path:
         """Return a folder with the whole model. An earlier server may have written it."""

@@ -277,14 +277,16 @@ def inference_routes(inference: Inference) -> APIRouter:
     memory = AnswerMemory(shared=True)
     for path, (summary, body) in _ROUTES.items():
         gateway = Gateway(inference.answer, memory, inference, finishes=False)
-        schema = {"content": {"application/json": {"schema": _schema(body)}}, "required": True}
+        # The schema's definitions stay where they are, so references must name the whole way to them.
+        place = f"#/paths/{path.replace('/', '~1')}/post/requestBody/content/application~1json/schema/$defs"
+        schema = body.model_json_schema(ref_template=f"{place}/{{model}}")
+        content = {"application/json": {"schema": schema}}
         router.add_api_route(
             path,
             _endpoint(gateway),
             methods=["POST"],
             summary=summary,
-            name=path.strip("/").replace("/", "_"),
-            openapi_extra={"requestBody": schema},
+            openapi_extra={"requestBody": {"content": content, "required": True}},
         )
     return router
 
@@ -299,21 +301,3 @@ def _endpoint(gateway: Gateway) -> Callable[[Request], Awaitable[Response]]:
         return await cancel_on_disconnect(request, respond)
 
     return answer
-
-
-def _schema(body: type[BaseModel]) -> dict[str, Any]:
-    """Return a body's JSON schema without references, which would point elsewhere in OpenAPI."""
-    schema = body.model_json_schema()
-    definitions = schema.pop("$defs", {})
-
-    def inline(part: Any) -> Any:
-        if isinstance(part, list):
-            return [inline(each) for each in part]
-        if not isinstance(part, dict):
-            return part
-        if "$ref" in part:
-            return inline(definitions[part["$ref"].rpartition("/")[2]])
-        return {name: inline(each) for name, each in part.items() if name != "discriminator"}
-
-    schema_without_references: dict[str, Any] = inline(schema)
-    return schema_without_references

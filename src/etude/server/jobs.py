@@ -191,26 +191,16 @@ def _add_event(
     )
 
 
-_JOB_FIELDS = (
-    "id",
-    "status",
-    "model",
-    "fine_tuned_model",
-    "training_file",
-    "validation_file",
-    "suffix",
-    "seed",
-    "metadata",
-    "error",
-    "trained_tokens",
-)
+_REQUESTED = ("model", "training_file", "validation_file", "suffix", "seed", "metadata")
+"""The columns that a job's object has under the same names, as it has `_RESULTS`."""
+_RESULTS = ("id", "status", "fine_tuned_model", "error", "trained_tokens")
 
 
 def job_object(row: Row) -> dict[str, Any]:
     """Return the `fine_tuning.job` object."""
     method, values = row["method"], row["hyperparameters"]
     return {
-        **{name: row[name] for name in _JOB_FIELDS},
+        **{name: row[name] for name in (*_REQUESTED, *_RESULTS)},
         "object": "fine_tuning.job",
         "created_at": int(row["created"]),
         "finished_at": None if row["finished"] is None else int(row["finished"]),

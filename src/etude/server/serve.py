@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import os
 import socket
@@ -35,7 +34,6 @@ from etude.store.run_folder import RunLock
 from etude.wire.dialect import model_object
 from etude.wire.http_server import ApiError, listen, server_config
 
-_LOOK_SECONDS = 0.1
 _DRAIN_SECONDS = 30
 """Seconds that running requests have to finish when the server stops."""
 _GRACE_SECONDS = 45.0
@@ -43,16 +41,12 @@ _GRACE_SECONDS = 45.0
 _LOADING_GRACE_SECONDS = 3.0
 
 
-class ServeError(EtudeError):
-    """The server could not start."""
-
-
 def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
     """Serve until SIGINT or SIGTERM. `on_ready` gets the address once the server answers requests.
 
     Running requests have half a minute to finish. Raises RequestError for a port in use or too
-    many training processes. Raises StoreError if the data folder is unusable or in use,
-    ServeError if the server cannot start. A base model that cannot be loaded raises its own EtudeError.
+    many training processes. Raises StoreError if the data folder is unusable or in use. A base model that
+    cannot be loaded raises its own EtudeError.
     """
     if settings.api_key is not None:
         keep_secret(settings.api_key)
@@ -86,9 +80,7 @@ def _run(app: Guard, backend: Backend, listening: socket.socket, on_ready: Calla
     host, port = listening.getsockname()[:2]
 
     class Server(uvicorn.Server):
-        """A uvicorn server that reports when it is ready, or why it cannot start."""
-
-        error: EtudeError | None = None
+        """A uvicorn server that loads the base model first, and reports when it is ready."""
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             """Begin to end, with a time limit, because a thread that loads a model cannot be stopped."""
@@ -100,32 +92,17 @@ def _run(app: Guard, backend: Backend, listening: socket.socket, on_ready: Calla
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             # Before anything is served, so that a model that cannot be loaded fails the command.
-            opening = asyncio.ensure_future(backend.open())
-            while not (opening.done() or self.should_exit):
-                await asyncio.wait({opening}, timeout=_LOOK_SECONDS)
-            if self.should_exit:  # A signal has set it. Only this loop checks it at this point.
-                opening.cancel()
-                await asyncio.wait({opening})
-                await backend.close()
-                return
             try:
-                opening.result()
-            except EtudeError as error:
-                self.error, self.should_exit = error, True
+                await backend.open()
+            except EtudeError:
                 await backend.close()
-                return
+                raise
             gc.freeze()  # Garbage collection of lasting objects (models, modules) took up to 0.2 s at a time.
             await super().startup(sockets)
-            if self.started:
-                on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+            on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")
 
     config = server_config(app, log_config=None, lifespan="on", timeout_graceful_shutdown=_DRAIN_SECONDS)
-    server = Server(config)
-    server.run(sockets=[listening])
-    if server.error is not None:
-        raise server.error
-    if not server.started:
-        raise ServeError("the server could not start; the lines above say why")
+    Server(config).run(sockets=[listening])
 
 
 _ABOUT = """OpenAI's API over models that this machine runs and trains.
