@@ -12,20 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from etude.cli import (
-    check,
-    cluster,
-    demo,
-    episodes,
-    evaluate,
-    export,
-    import_traces,
-    init,
-    runs,
-    serve,
-    train,
-    view,
-)
+from etude.cli import check, cluster, demo, episodes, evaluate, export, init, runs, serve, train
 from etude.cli.command import option, report_errors
 from etude.cli.console import INVOCATION
 from etude.show.logs import show_logs
@@ -85,8 +72,8 @@ def etude(
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(init.init, demo.demo, check.check, check.doctor, train.train, train.resume, evaluate.evaluate),
-    *(episodes.episodes, runs.jobs, export.export, import_traces.import_traces),
-    *(serve.serve, view.view, init.skill),
+    *(episodes.episodes, runs.jobs, export.export, episodes.import_traces),
+    *(serve.serve, runs.view, init.skill),
 )
 for _command in _COMMANDS:
     app.command()(report_errors(_command))

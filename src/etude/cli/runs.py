@@ -1,4 +1,4 @@
-"""`etude runs list|show|check|compare` and `etude jobs RUN`: look at stored runs."""
+"""`etude runs list|show|check|compare`, `etude jobs RUN` and `etude view`: look at stored runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from etude.cli import hints
-from etude.cli.command import RUNS, AsJson, OutputDir, Run, argument, on_error, report_errors
+from etude.cli.command import RUNS, AsJson, OutputDir, Run, argument, on_error, option, report_errors
 from etude.cli.console import (
     emit,
     next_step,
@@ -175,6 +175,34 @@ def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
     table(("epoch", "job", "backend", "status", "trajectories", "seconds", "version", "message"), rows)
     stopped = submitted[-1].status == INTERRUPTED
     next_step(hints.after_run(path) if stopped else hints.show(path))
+
+
+def view(
+    run: Annotated[
+        str | None, argument("A run folder, or a run's name in --output-dir; by default all of them.")
+    ] = None,
+    output_dir: OutputDir = RUNS,
+    port: Annotated[
+        int | None, option("The port; by default 7331, or a free one if that is taken.", min=0, max=65535)
+    ] = None,
+) -> None:
+    """Show runs, episodes and tokens in a browser, also while they are made. Ctrl-C stops it.
+
+    Only this machine can reach the page, and only with the printed link. The page changes nothing.
+    """
+    from etude.store.facts import find_run
+    from etude.view.app import serve_view
+
+    path = None if run is None else find_run(run, output_dir)
+    root = output_dir.absolute() if path is None else path.parent
+    serve_view(
+        root,
+        lambda address, key: say(
+            f"the runs in {shown_path(root)} are shown at\n\n  {address}?open={key}\n\nCtrl-C stops it."
+        ),
+        run=None if path is None else path.name,
+        port=port,
+    )
 
 
 def _show_facts(facts: RunFacts) -> None:

@@ -90,11 +90,11 @@ class Stream:
             return
 
 
-async def shake_hands(stream: Stream, own: int | None, key_of: Callable[[int], bytes | None]) -> int:
+async def shake_hands(stream: Stream, own: int | None, key_of: Callable[[int], bytes]) -> int:
     """Return the runner's number, once each end has proved that it knows the number's key.
 
     `own` is this runner's number, None at the head. Neither end shows the key: each answers a random
-    challenge of the other. Raises Disconnected.
+    challenge of the other. Raises Disconnected, and the errors of `key_of` for an unexpected number.
     """
     async with asyncio.timeout(_PROOF_SECONDS):
         ours = secrets.token_hex(32)
@@ -106,8 +106,7 @@ async def shake_hands(stream: Stream, own: int | None, key_of: Callable[[int], b
                 number, here, there = own, "runner", "head"
             case _:
                 raise Disconnected("the message received is not one of Etude's")
-        if (key := key_of(number)) is None:
-            raise Disconnected("a runner connected that is not expected")
+        key = key_of(number)
         stream.send(_proof(key, here, ours, theirs))
         shown = str(await stream.receive(_MOST_BYTES_BEFORE_PROOF))
         if not hmac.compare_digest(shown.encode(errors="replace"), _proof(key, there, theirs, ours).encode()):

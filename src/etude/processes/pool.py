@@ -23,7 +23,7 @@ from etude.core.errors import EtudeError, StoreError
 from etude.core.interfaces import Engine, PortableEngine, innermost
 from etude.core.process import allow_open_files
 from etude.engines.ledger import Ledger
-from etude.engines.programs import Child, Launcher, LocalLauncher, NoRoom, last_exception, last_lines
+from etude.engines.programs import Launcher, LocalLauncher, NoRoom, last_exception, last_lines
 from etude.processes.head import Head, RemoteRunner, RunnerDied, RunnerSlot, RunnerSlots
 from etude.processes.link import Disconnected, RunnerInvitation, Stream, shake_hands
 from etude.processes.shipping import build_scorer, config_to_json
@@ -35,12 +35,8 @@ from etude.store.episodes import CallReader, call_key, encode_episode, read_epis
 from etude.store.run_folder import RunFolder
 
 _START_SECONDS = 300.0
-_STARTS = 3
-"""The number of starts of a runner that other programs kill, before the pool gives up. A runner lost with its
-machine is restarted for `_START_SECONDS`."""
-_PAUSE_SECONDS = 0.2
-_LONGEST_PAUSE_SECONDS = 5.0
-"""Limits of the seconds between two starts. Each pause is twice as long as the one before."""
+"""Seconds for one start of a runner, and for further starts of a runner that other programs kill."""
+_PAUSE_SECONDS = 1.0
 _DEATHS = 2
 """The number of deaths of its runner, alone with it, that make an episode the cause."""
 _BEAT_SECONDS = 0.25
@@ -79,8 +75,8 @@ class RunnerPool:
         self._beat_seconds = max(_BEAT_SECONDS, runners / _BEATS_PER_SECOND)
         self._exits = AsyncExitStack()
         self._address = ""
-        self._keys: dict[int, bytes] = {}
-        self._calling: dict[int, asyncio.Future[Stream]] = {}
+        self._expected: dict[int, tuple[bytes, asyncio.Future[Stream]]] = {}
+        """The key of each runner that has not connected yet, and its connection."""
         self._started = 0
 
     async def __aenter__(self) -> RunnerPool:
@@ -167,7 +163,7 @@ class RunnerPool:
 
     async def _start_at(self, place: RunnerSlot) -> None:
         """Start the runner of a place, or close the place. Raises EtudeError, and the errors of the build."""
-        end, pause, deaths = time.monotonic() + _START_SECONDS, _PAUSE_SECONDS, 0
+        end = time.monotonic() + _START_SECONDS
         place.runner = None
         while place.runner is None:
             try:
@@ -180,15 +176,13 @@ class RunnerPool:
                 self._close(place, f"was not ready within {_START_SECONDS:g} s")
                 return
             except RunnerDied as death:
-                deaths += not death.end.is_lost
-                if death.end.is_lost and time.monotonic() >= end:
+                if not (death.end.is_lost or death.end.is_killed_by_others):
+                    raise EtudeError(f"runner {place.number} cannot be started: {death}") from None
+                if time.monotonic() >= end:
                     self._close(place, f"cannot be started: {death}")
                     return
-                if not death.end.is_lost and (deaths == _STARTS or not death.end.is_killed_by_others):
-                    raise EtudeError(f"runner {place.number} cannot be started: {death}") from None
                 # The launcher may not have noticed a lost machine yet.
-                await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+                await asyncio.sleep(_PAUSE_SECONDS)
 
     def _close(self, place: RunnerSlot, how: str) -> None:
         """Continue without a place that has no room. Raises EtudeError if no other runner is alive."""
@@ -202,15 +196,21 @@ class RunnerPool:
         place.process, place.since = None, time.monotonic()
         number, key = self._started, secrets.token_bytes(32)
         calling: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
-        self._keys[number], self._calling[number] = key, calling
+        self._expected[number] = key, calling
         invitation = RunnerInvitation(self._address, number, key.hex())
         process = await self._launcher.launch(invitation, self._logs / f"{place.number}.log")
         place.process = process
+        ending = asyncio.ensure_future(process.ended())
         runner: RemoteRunner | None = None
         try:
             async with asyncio.timeout(_START_SECONDS):
-                stream = await _first_stream(calling, process)
-                runner = RemoteRunner(self._head, stream, process, self._beat_seconds)
+                begun: set[asyncio.Future[Any]] = {calling, ending}
+                await asyncio.wait(begun, return_when=asyncio.FIRST_COMPLETED)
+                if not calling.done():
+                    last_words = last_exception(process.log, process.begin) or last_lines(process.log)
+                    end = ending.result()
+                    raise RunnerDied(replace(end, how=f"{end.how}: {last_words}\nits log: {process.log}"))
+                runner = RemoteRunner(self._head, calling.result(), process, self._beat_seconds)
                 await runner.build(self._build)
         except BaseException:
             process.kill()
@@ -219,22 +219,18 @@ class RunnerPool:
             await process.ended()
             raise
         finally:
-            del self._keys[number], self._calling[number]
+            ending.cancel()
+            del self._expected[number]
         return runner
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Accept a connection from an expected runner, and close any other."""
         stream = Stream(reader, writer)
         try:
-            number = await shake_hands(stream, None, self._keys.get)
-        except (Disconnected, TimeoutError):
+            number = await shake_hands(stream, None, lambda number: self._expected[number][0])
+            self._expected[number][1].set_result(stream)
+        except (KeyError, asyncio.InvalidStateError, Disconnected, TimeoutError):
             await stream.close()
-            return
-        calling = self._calling.get(number)
-        if calling is None or calling.done():
-            await stream.close()
-        else:
-            calling.set_result(stream)
 
     async def _give_up(self, job: EpisodeJob, death: RunnerDied) -> None:
         """Record as a failure that the episode, or its scoring, ended its process."""
@@ -259,22 +255,6 @@ class RunnerPool:
             ),
         )
         await journal.put(job.id, encode_episode(failed, {call.index: name for call, name in calls}))
-
-
-async def _first_stream(calling: asyncio.Future[Stream], process: Child) -> Stream:
-    """Return a runner's stream once it has connected. Raises RunnerDied if it ends before."""
-    ending = asyncio.ensure_future(process.ended())
-    try:
-        futures: set[asyncio.Future[Any]] = {calling, ending}
-        await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
-        if calling.done():
-            return calling.result()
-        end = ending.result()
-    finally:
-        ending.cancel()
-    last_words = last_exception(process.log, process.begin) or last_lines(process.log)
-    how = f"{end.how}: {last_words}\nits log: {process.log}"
-    raise RunnerDied(replace(end, how=how))
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,14 +163,11 @@ async def open_game(
         return await call_with_timeout(f"{name}: {what}", locked)
 
     env = await call("making it", make)
-    close = getattr(env, "close", lambda: None)
     try:
         yield env, call
-    except BaseException:
+    finally:
         with suppress(EpisodeError):
-            await call("close()", close)
-        raise
-    await call("close()", close)
+            await call("close()", getattr(env, "close", lambda: None))
 
 
 @dataclass

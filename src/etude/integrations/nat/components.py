@@ -99,7 +99,7 @@ class NatDatasetConfig(DatasetConfig, name="nat"):
     """The examples of `eval.general.dataset` in the workflow's toolkit config."""
 
     file_path: Path | None = None
-    """Another file with the same columns. Its extension gives its format."""
+    """Another file with the same columns, in the same format."""
 
 
 @register_dataset(config_type=NatDatasetConfig)

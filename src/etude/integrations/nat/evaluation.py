@@ -8,12 +8,8 @@ from typing import Any
 
 from nat.data_models.dataset_handler import (
     EvalDatasetBaseConfig,
-    EvalDatasetCsvConfig,
     EvalDatasetCustomConfig,
     EvalDatasetJsonConfig,
-    EvalDatasetJsonlConfig,
-    EvalDatasetParquetConfig,
-    EvalDatasetXlsConfig,
 )
 from nat.data_models.evaluator import EvalInput
 from nat.data_models.evaluator import EvalInputItem as NatItem
@@ -32,15 +28,6 @@ from etude.core.interfaces import Evaluator
 from etude.core.job import Skipped
 from etude.core.keys import content_hash
 from etude.integrations.nat.agent import NatAgent
-
-_BY_ENDING: dict[str, type[EvalDatasetBaseConfig]] = {
-    ".json": EvalDatasetJsonConfig,
-    ".jsonl": EvalDatasetJsonlConfig,
-    ".csv": EvalDatasetCsvConfig,
-    ".parquet": EvalDatasetParquetConfig,
-    ".xls": EvalDatasetXlsConfig,
-    ".xlsx": EvalDatasetXlsConfig,
-}
 
 
 class NatDataset:
@@ -79,15 +66,11 @@ class NatDataset:
     def _config(self) -> EvalDatasetBaseConfig:
         """Return the dataset's config with the other file. The toolkit itself would read it as JSON."""
         config = self._general.dataset
-        if self._file is None:
-            if config is None:
-                raise DatasetError("the config has no dataset; add `eval.general.dataset`, or give --dataset")
+        if config is None and self._file is None:
+            raise DatasetError("the config has no dataset; add `eval.general.dataset`, or give --dataset")
+        if self._file is None or isinstance(config, EvalDatasetCustomConfig):
             return config
-        if isinstance(config, EvalDatasetCustomConfig):
-            return config
-        kind = _BY_ENDING.get(self._file.suffix.lower(), type(config) if config else EvalDatasetJsonConfig)
-        columns = config.model_dump(include={"id_key", "structure", "filter"}) if config else {}
-        return kind(**columns, file_path=self._file)
+        return (config or EvalDatasetJsonConfig()).model_copy(update={"file_path": self._file})
 
 
 class NatEvaluator(Evaluator):

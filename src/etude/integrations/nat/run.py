@@ -77,8 +77,9 @@ def translate(toolkit_config: Any, run_config: Any) -> Config:
     adapter = toolkit_config.trainer_adapters[run_config.trainer_adapter]
     trainer = toolkit_config.trainers[run_config.trainer]
     target = trained_model(toolkit_config.llms, run_config.target_model)
+    settings = toolkit_config.model_dump(mode="json", exclude=_TRAINING_BLOCKS, fallback=str)
     workflow = NatWorkflowConfig(
-        model=target, result_json_path=options.result_json_path, digest=digest(toolkit_config)
+        model=target, result_json_path=options.result_json_path, digest=content_hash(settings)
     )
     workflow._toolkit_config = toolkit_config
     general = toolkit_config.eval.general
@@ -113,11 +114,6 @@ def model_block(name: str, llm: Any, adapter: Any) -> Json:
     if kind == "lm_server":
         block["provider"] = "etude"
     return block | adapter.model
-
-
-def digest(toolkit_config: Any) -> str:
-    """Return a hash of the settings that an episode and its score depend on."""
-    return content_hash(toolkit_config.model_dump(mode="json", exclude=_TRAINING_BLOCKS, fallback=str))
 
 
 def _finetuning(run_config: Any, target: str, trainer: Any) -> Json:
