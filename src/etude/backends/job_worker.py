@@ -143,12 +143,13 @@ class ForkedProcess:
     def __init__(self, process: ForkServerProcess | SpawnProcess) -> None:
         """`process` was started."""
         self._process = process
-        self._is_over = False
         loop = asyncio.get_running_loop()
         self._end: asyncio.Future[str | None] = loop.create_future()
 
         def note_end() -> None:
             loop.remove_reader(process.sentinel)
+            if process.exitcode == _FORK_SERVER_LOST:
+                self._send(signal.SIGKILL)  # It still runs, but nobody would learn how it ends.
             self._end.set_result(exit_words(process.exitcode) if process.exitcode else None)
 
         loop.add_reader(process.sentinel, note_end)
@@ -166,29 +167,22 @@ class ForkedProcess:
 
     async def ended(self) -> str | None:
         """Wait until the process has ended. Return why it ended early, or None if it did its part."""
-        how = await asyncio.shield(self._end)
-        # If the fork server was killed, its process goes on.
-        while self._process.exitcode == _FORK_SERVER_LOST and self._send(0):  # noqa: ASYNC110
-            await asyncio.sleep(_LOOK_SECONDS)
-        self._is_over = True
-        return how
+        return await asyncio.shield(self._end)
 
     async def end(self, seconds: float) -> None:
         """Ask the process to end, kill it after this many `seconds`, and return once it has ended."""
-        if seconds and not self._is_over:
+        if seconds:
             self._send(signal.SIGTERM)
-            await asyncio.wait({asyncio.ensure_future(self.ended())}, timeout=seconds)
-        if not self._is_over:
-            self._send(signal.SIGKILL)
-            await self.ended()
+            await asyncio.wait({self._end}, timeout=seconds)
+        self._send(signal.SIGKILL)
+        await self.ended()
 
-    def _send(self, number: int) -> bool:
-        """Send a signal to the process. Return whether the process exists."""
+    def _send(self, number: int) -> None:
+        """Send a signal to the process, unless it has ended."""
         assert self._process.pid
-        with suppress(ProcessLookupError):
-            os.kill(self._process.pid, number)
-            return True
-        return False
+        if not self._end.done():
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, number)
 
 
 def _import_path(order: type[JobOrder]) -> str:

@@ -135,9 +135,6 @@ class Guard:
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
 
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-
-
 class Metrics:
     """The counters of one server, and gauges that are computed when read."""
 
@@ -148,11 +145,7 @@ class Metrics:
             "etude_requests", "Requests answered.", ["method", "route", "status"], registry=self.registry
         )
         self._seconds = Histogram(
-            "etude_request_seconds",
-            "Time to answer a request.",
-            ["route"],
-            buckets=_SECONDS,
-            registry=self.registry,
+            "etude_request_seconds", "Time to answer a request.", ["route"], registry=self.registry
         )
         self._prompt = Counter("etude_prompt_tokens", "Tokens of prompts.", registry=self.registry)
         self._sampled = Counter("etude_sampled_tokens", "Tokens sampled.", registry=self.registry)

@@ -183,7 +183,18 @@ def resolve_hyperparameters(
     given, algorithm = asked.given_values(), algorithm_type(method)
     kind, options = algorithm.kind, {*gradient_fields(algorithm)}
     chosen = make_algorithm(method, {name: given[name] for name in options & given.keys()})
-    rank, alpha = _lora_size(given, lora, fine_tuned=fine_tuned)
+    rank, alpha = given.get("lora_rank"), given.get("lora_alpha")
+    if fine_tuned:
+        own_rank, own_alpha = (0, 0.0) if lora is None else (int(lora["r"]), float(lora["alpha"]))
+        if rank not in (None, own_rank) or (own_rank and alpha not in (None, own_alpha)):
+            raise ValueError(
+                f"the model was trained with lora_rank {own_rank} and lora_alpha {own_alpha:g}, and keeps "
+                "both; leave them out, or start from the base model"
+            )
+        rank, alpha = own_rank, own_alpha
+    else:
+        rank = _RANK if rank is None else int(rank)
+        alpha = float(alpha or 2 * rank)
     for_lora, for_all = _LEARNING_RATES[kind]
     batch = rows if kind == "samples" else max(1, min(_LARGEST_BATCH, rows // _STEPS_OF_AN_EPOCH))
     defaults: dict[str, Any] = {
@@ -198,17 +209,3 @@ def resolve_hyperparameters(
         **chosen.model_dump(mode="json", include=options),
     }
     return defaults | given | {"lora_rank": rank, "lora_alpha": alpha}
-
-
-def _lora_size(given: dict[str, Any], lora: dict[str, Any] | None, *, fine_tuned: bool) -> tuple[int, float]:
-    rank, alpha = given.get("lora_rank"), given.get("lora_alpha")
-    if not fine_tuned:
-        rank = _RANK if rank is None else int(rank)
-        return rank, float(alpha or 2 * rank)
-    own_rank, own_alpha = (0, 0.0) if lora is None else (int(lora["r"]), float(lora["alpha"]))
-    if rank not in (None, own_rank) or (own_rank and alpha not in (None, own_alpha)):
-        raise ValueError(
-            f"the model was trained with lora_rank {own_rank} and lora_alpha {own_alpha:g}, and keeps "
-            "both; leave them out, or start from the base model"
-        )
-    return own_rank, own_alpha

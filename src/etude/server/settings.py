@@ -96,20 +96,13 @@ def server_settings(**given: Any) -> ServerSettings:
         option = "--" + "-".join(str(part) for part in first["loc"]).replace("_", "-")
         raise RequestError(f"{option}: {first['msg']}") from error
     if settings.engine != "vllm":
-        for option, values in {
-            "--vllm-arg": settings.vllm_arg,
-            "--vllm-device": settings.vllm_device,
-            "--samplers": (settings.samplers,) * bool(settings.samplers),
-        }.items():
-            if values:
-                raise RequestError(f"{option} {values[0]} needs --engine vllm")
+        for name in ("vllm_arg", "vllm_device", "samplers"):
+            if getattr(settings, name):
+                raise RequestError(f"--{name.replace('_', '-')} needs --engine vllm")
     if settings.samplers and settings.on is None:
         raise RequestError("--samplers places vLLM processes on a cluster; name one: --on auto")
     if settings.samplers and settings.vllm_device:
-        raise RequestError(
-            "--samplers are placed on the nodes of a cluster, and --vllm-device names devices of this "
-            "machine; leave one of them out"
-        )
+        raise RequestError("--samplers are on a cluster, --vllm-device is of this machine; leave one out")
     if settings.api_key is None and not is_loopback(settings.host):
         raise RequestError(
             f"--host {settings.host} lets other machines in, but there is no API key; put one in an "
