@@ -155,15 +155,12 @@ class RemoteRunner:
         try:
             return await self._link.ask(method, parameters)
         except Disconnected:
-            raise await self._death() from None
+            if self._died is None:
+                self._died = asyncio.ensure_future(self._death(frozenset(self.playing)))
+            raise await asyncio.shield(self._died) from None
 
-    async def _death(self) -> RunnerDied:
+    async def _death(self, playing: frozenset[str]) -> RunnerDied:
         """Return why it died, once nothing from it is pending."""
-        if self._died is None:
-            self._died = asyncio.ensure_future(self._bury(frozenset(self.playing)))
-        return await asyncio.shield(self._died)
-
-    async def _bury(self, playing: frozenset[str]) -> RunnerDied:
         await self._serving
         while self._held:
             # Nobody knows whether these calls were answered.

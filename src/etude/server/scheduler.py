@@ -140,14 +140,15 @@ class Scheduler:
         if job["metadata"].get(FREE_ENGINE) == "true":
             self._engine_away_for.add(name)
             await self._pool.stop(JOBS)
-        self._tasks[name] = task = asyncio.ensure_future(self._train(job, is_new))
-        task.add_done_callback(lambda done: self._handle_end(name, done))
 
-    def _handle_end(self, job: str, task: asyncio.Task[None]) -> None:
-        del self._tasks[job]
-        self._woken.set()
-        if not task.cancelled() and task.exception() is not None:
-            _LOG.error("the scheduler failed on job %s", job, exc_info=task.exception())
+        def handle_end(task: asyncio.Task[None]) -> None:
+            del self._tasks[name]
+            self._woken.set()
+            if not task.cancelled() and task.exception() is not None:
+                _LOG.error("the scheduler failed on job %s", name, exc_info=task.exception())
+
+        self._tasks[name] = task = asyncio.ensure_future(self._train(job, is_new))
+        task.add_done_callback(handle_end)
 
     async def _train(self, job: Row, is_new: bool) -> None:
         name, work, param = job["id"], _ServerJob(self, job), None

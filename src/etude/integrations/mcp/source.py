@@ -203,13 +203,21 @@ class McpTools:
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Connection]:
-        """Open a session. Raises ToolError if the server does not start or does not list its tools."""
-        connection = await (self._connect() if self.forgets else self._share())
-        try:
-            yield connection
-        finally:
-            if self.forgets:
+        """Open a session. Raises ToolError if the server does not start or does not list its tools.
+
+        Episodes that wait for the start of a shared server share a failure of it.
+        """
+        if self.forgets:
+            connection = await self._connect()
+            try:
+                yield connection
+            finally:
                 connection.close()
+            return
+        task = self._shared
+        if task is None or (task.done() and (task.exception() or not task.result().is_usable)):
+            task = self._shared = asyncio.create_task(self._connect())
+        yield await asyncio.shield(task)
 
     async def close(self) -> None:
         """Close all connections, and wait for their servers to end."""
@@ -219,13 +227,6 @@ class McpTools:
         if connections:
             # The client kills the servers before this timeout.
             await asyncio.wait([connection.task for connection in connections], timeout=10.0)
-
-    async def _share(self) -> Connection:
-        """Return the shared connection. Episodes that wait for its start share a failure of it."""
-        task = self._shared
-        if task is None or (task.done() and (task.exception() or not task.result().is_usable)):
-            task = self._shared = asyncio.create_task(self._connect())
-        return await asyncio.shield(task)
 
     async def _connect(self) -> Connection:
         connection = Connection(self._config, self._path, self._folder)

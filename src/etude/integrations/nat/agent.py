@@ -146,7 +146,17 @@ async def open_agent(
     except JSONPathError as error:
         problem = f"--result_json_path {result_json_path} is not a JSON path: {error}"
         raise RequestError(problem) from error
-    config = rollout_config(config, model)
+    if model not in config.llms:
+        raise RequestError(
+            f"there is no model '{model}' in `llms` to train; there are: {', '.join(config.llms)}"
+        )
+    # Etude's model replaces the trained one, and training is off.
+    changes: dict[str, Any] = dict.fromkeys(("trainers", "trainer_adapters", "trajectory_builders"), {})
+    changes["llms"] = {**config.llms, model: EtudeModelConfig(model_name=model)}
+    # Without `run_configuration`: the toolkit's command puts the whole config there, a cycle.
+    off = {"enabled": False, "run_configuration": None}
+    changes["finetuning"] = config.finetuning.model_copy(update=off)
+    config = config.model_copy(update=changes)
     async with WorkflowEvalBuilder.from_config(config=config) as builder:
         # The collector limits the concurrency.
         sessions = await SessionManager.create(config=config, shared_builder=builder, max_concurrency=0)
@@ -154,21 +164,3 @@ async def open_agent(
             yield NatAgent(config, builder, config.llms[model], sessions, result, steps)
         finally:
             await sessions.shutdown()
-
-
-def rollout_config(config: Config, model: str) -> Config:
-    """Return the config for episodes: Etude's model replaces the trained one, and training is off."""
-    if model not in config.llms:
-        raise RequestError(
-            f"there is no model '{model}' in `llms` to train; there are: {', '.join(config.llms)}"
-        )
-    return config.model_copy(
-        update={
-            "llms": {**config.llms, model: EtudeModelConfig(model_name=model)},
-            "trainers": {},
-            "trainer_adapters": {},
-            "trajectory_builders": {},
-            # Remove `run_configuration`: the toolkit's command puts the whole config there, a cycle.
-            "finetuning": config.finetuning.model_copy(update={"enabled": False, "run_configuration": None}),
-        }
-    )
