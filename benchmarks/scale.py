@@ -199,7 +199,13 @@ T = TypeVar("T")
 
 
 class Listening:
-    """A server, as far as it is closed."""
+    """A server, as far as it has a port and is closed."""
+
+    def __init__(self, port: int) -> None:
+        self.port, self.sockets = port, [self]
+
+    def getsockname(self) -> tuple[str, int]:
+        return "", self.port
 
     def close(self) -> None:
         """Nobody calls any more."""
@@ -213,7 +219,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._now = 0.0
         self._selector = self
         self.servers: dict[str, Callable[[], asyncio.Protocol]] = {}
-        """Those that listen, by the paths of their sockets."""
+        """Those that listen, by their addresses."""
 
     def time(self) -> float:
         return self._now
@@ -230,10 +236,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _process_events(self, events: list[Any]) -> None:
         """There are none."""
 
-    async def create_unix_server(self, factory: Any, path: str, **options: Any) -> Listening:
-        """Listen at a path of this loop's own."""
-        self.servers[path] = factory
-        return Listening()
+    async def create_server(self, factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:
+        """Listen at a port of this loop's own."""
+        port = len(self.servers) + 1
+        self.servers[f"{host}:{port}"] = factory
+        return Listening(port)
 
 
 def run_virtually(main: Callable[[VirtualLoop], Coroutine[Any, Any, T]]) -> T:
