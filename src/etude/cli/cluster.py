@@ -80,8 +80,6 @@ def _show(status: RunStatus, jobs: list[JobFacts]) -> None:
         say(f"learners        {nodes or 'none has room yet'}; {team.wanted} were asked for")
     waiting = f", {status.journal.waiting} not on the disk yet" if status.journal.waiting else ""
     say(f"journal         {status.journal.committed} entries written{waiting}")
-    if status.dashboard is not None:
-        say(f"dashboard       {status.dashboard}")
     for wait in status.waits:
         say_wrapped(f"waits for       {wait.what}, {_since(wait.seconds)}")
     if status.runners:

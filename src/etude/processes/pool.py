@@ -263,8 +263,6 @@ class Cluster:
 
     runners: Launcher | None
     """None if episodes are played as without a cluster."""
-    dashboard: str | None = None
-    """The address of the cluster's own web page, if it has one."""
     learners: Callable[..., Any] | None = None
     """Reserves places for a team, like `ray_places`. None if jobs train in the run's own process."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -70,28 +70,28 @@ def require_ray(address: str) -> None:
 
 
 @contextlib.contextmanager
-def connect_ray(address: str, folder: Path | None) -> Iterator[str | None]:
+def connect_ray(address: str, folder: Path | None) -> Iterator[None]:
     """Connect this process with the cluster within the block, unless it is connected already.
 
-    Yields the address of Ray's dashboard, or None. Raises MissingExtraError, RequestError.
+    Raises MissingExtraError, RequestError.
     """
     require_ray(address)
     import ray
 
     if ray.is_initialized():
-        yield None
+        yield
         return
-    dashboard = connect(address, folder)
+    connect(address, folder)
     try:
-        yield dashboard
+        yield
     finally:
         ray.shutdown()
 
 
-def connect(address: str, folder: Path | None) -> str | None:
+def connect(address: str, folder: Path | None) -> None:
     """Make this process a driver of the cluster, whose workers have `folder` as their current folder.
 
-    Return the address of Ray's dashboard, or None. Raises RequestError.
+    Raises RequestError.
     """
     import ray
 
@@ -103,7 +103,7 @@ def connect(address: str, folder: Path | None) -> str | None:
     # Files can only be sent with the whole connection.
     code = {} if folder is None else {"working_dir": str(folder), "excludes": _LEFT_OUT}
     try:
-        context = ray.init(address=address, log_to_driver=False, configure_logging=False, runtime_env=code)
+        ray.init(address=address, log_to_driver=False, configure_logging=False, runtime_env=code)
     except ConnectionError as error:
         raise RequestError(no_cluster(address, first_line(error))) from error
     except (ValueError, TypeError, RuntimeError) as error:
@@ -112,7 +112,6 @@ def connect(address: str, folder: Path | None) -> str | None:
             f"{first_line(error)}\n"
             "Ray leaves out what a .gitignore in the folder names"
         ) from error
-    return f"http://{context.dashboard_url}" if context.dashboard_url else None
 
 
 def no_cluster(address: str, reason: str) -> str:
@@ -198,10 +197,10 @@ async def ray_cluster(config: RayConfig, builder: Builder) -> AsyncIterator[Clus
     folder = (file.parent if file is not None else Path()).absolute()
     connection = connect_ray(config.address, folder)
     # In a thread: in the main thread, Ray would take over SIGTERM.
-    dashboard = await asyncio.to_thread(connection.__enter__)
+    await asyncio.to_thread(connection.__enter__)
     try:
         runners = RayLauncher(config.num_cpus, config.num_gpus) if config.runners else None
-        yield Cluster(runners, dashboard, partial(ray_places, config=config) if config.learners else None)
+        yield Cluster(runners, partial(ray_places, config=config) if config.learners else None)
     finally:
         await asyncio.to_thread(connection.__exit__, None, None, None)
 

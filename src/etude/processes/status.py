@@ -60,9 +60,6 @@ async def publish_status(parts: Parts) -> AsyncIterator[None]:
 
 async def _publish(parts: Parts) -> None:
     since = time.time()
-    dashboard = None if parts.cluster is None else parts.cluster.dashboard
-    if dashboard is not None:
-        parts.counts.message(f"the cluster's dashboard: {dashboard}")
     while True:
         begun = time.thread_time()
         status = snapshot(parts, since)
@@ -124,7 +121,6 @@ def snapshot(parts: Parts, since: float) -> RunStatus:
         learners=learners,
         models=models,
         journal=journal,
-        dashboard=None if cluster is None else cluster.dashboard,
         waits=_waits(counts, begun, runners, learners, models, journal),
     )
 

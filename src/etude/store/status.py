@@ -111,8 +111,6 @@ class RunStatus(BaseModel, frozen=True):
     """The processes that train now, for each job."""
     models: list[ModelStatus]
     journal: JournalStatus
-    dashboard: str | None = None
-    """The address of the cluster's web page."""
     waits: list[Wait] = Field(default_factory=list)
     """The longest first."""
 

@@ -151,7 +151,7 @@ async def open_agent(
             f"there is no model '{model}' in `llms` to train; there are: {', '.join(config.llms)}"
         )
     # Etude's model replaces the trained one, and training is off.
-    changes: dict[str, Any] = dict.fromkeys(("trainers", "trainer_adapters", "trajectory_builders"), {})
+    changes: dict[str, Any] = {"trainers": {}, "trainer_adapters": {}, "trajectory_builders": {}}
     changes["llms"] = {**config.llms, model: EtudeModelConfig(model_name=model)}
     # Without `run_configuration`: the toolkit's command puts the whole config there, a cycle.
     off = {"enabled": False, "run_configuration": None}

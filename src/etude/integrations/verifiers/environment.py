@@ -7,11 +7,11 @@ import math
 import random
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from etude.config.import_path import note_user_module, user_code, where_raised
 from etude.core.episode import Example
@@ -42,7 +42,6 @@ def read_block(block: Block) -> Any:
     """
     require_verifiers()
     import verifiers.v1 as vf
-    from pydantic import ValidationError
 
     from etude.integrations.verifiers.chat import install
 
@@ -61,11 +60,6 @@ def read_block(block: Block) -> Any:
         raise RequestError(
             f"workflow.environment: {error}. Install its package, or put `{ident}.py` beside the config"
         ) from error
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, each['loc'])) or ident}: {each['msg']}" for each in error.errors()
-        )
-        raise RequestError(f"workflow.environment: {problems}") from error
     except Exception as error:
         raise RequestError(
             f"workflow.environment: '{ident}' cannot be read: {where_raised(error)}"
@@ -79,14 +73,15 @@ def role_configs(config: Any) -> dict[str, Any]:
     return dict(agent_config_fields(config))
 
 
-def with_harness(config: Any, models: Mapping[str, str]) -> Any:
-    """Return the config with the models of its roles, and with chat loops that run in this process.
+def open_environment(block: Block, models: Mapping[str, str]) -> Any:
+    """Load the environment with the models of its roles, and with chat loops that run in this process.
 
     A role gets such a chat loop if it names no harness or verifiers' `null`. It needs no sandbox, so its
-    default runtime is this machine.
+    default runtime is this machine. Raises as `read_block` does, and RequestError if loading fails.
     """
     import verifiers.v1 as vf
 
+    config = read_block(block)
     from etude.integrations.verifiers.chat import ChatHarnessConfig
 
     changes: dict[str, Any] = {}
@@ -100,14 +95,7 @@ def with_harness(config: Any, models: Mapping[str, str]) -> Any:
         if harness.id == CHAT and "runtime" not in spec.model_fields_set:
             update["runtime"] = vf.SubprocessConfig()
         changes[name] = spec.model_copy(update={**update, "harness": harness})
-    return config.model_copy(update=changes)
-
-
-def open_environment(block: Block, models: Mapping[str, str]) -> Any:
-    """Load the environment. Raises as `read_block` does, and RequestError if loading fails."""
-    import verifiers.v1 as vf
-
-    config = with_harness(read_block(block), models)
+    config = config.model_copy(update=changes)
     with user_code(RequestError, f"workflow.environment: '{config.env_id}' cannot be made"):
         return vf.load_environment(config)
 
@@ -289,31 +277,18 @@ _LIBRARY = ("/site-packages/", "/dist-packages/", "<frozen", "/lib/python3")
 _OURS = str(Path(__file__).parents[2])
 
 
-Problem: TypeAlias = tuple[str | None, Any]
-"""The agent whose run failed, or None for the environment's code, and the error that verifiers recorded."""
+def episode_error(environment: str, task: str, played: Any, calls: Sequence[EtudeError]) -> EtudeError:
+    """Return the error that ends an episode: that of its first failed agent run, or of the environment.
 
-
-def find_problems(played: Any) -> Iterator[Problem]:
-    """Yield the last error of each failed agent run, then the environment's last error."""
-    for trace in played.traces:
-        if not trace.ok and trace.errors:
-            yield trace.agent.name, trace.errors[-1]
-    if played.errors:
-        yield None, played.errors[-1]
-
-
-def episode_error(
-    environment: str, task: str, problems: Sequence[Problem], calls: Sequence[EtudeError]
-) -> EtudeError:
-    """Return the error that ends an episode. A failed call is its cause if the environment reports one.
-
-    A call that failed and was repeated does not hide an error of the environment's own code. Failures of the
-    environment's infrastructure are EnvironmentAway, so that they can be retried.
+    A failed call is its cause if the environment reports one. A call that failed and was repeated does not
+    hide an error of the environment's own code. Failures of the environment's infrastructure are
+    EnvironmentAway, so that they can be retried.
     """
-    if not problems:
+    failed = next((trace for trace in played.traces if not trace.ok and trace.errors), None)
+    if failed is None and not played.errors:
         return EpisodeError(f"'{environment}' did not finish the task {task!r}, and does not say why")
-    agent, first = problems[0]
-    whose = "the environment" if agent is None else f"agent '{agent}'"
+    first = played.errors[-1] if failed is None else failed.errors[-1]
+    whose = "the environment" if failed is None else f"agent '{failed.agent.name}'"
     if calls and first.type in _BY_CALLS:
         error = EpisodeError(f"'{environment}', task {task!r}, {whose}: {calls[-1]}")
         error.__cause__ = calls[-1]

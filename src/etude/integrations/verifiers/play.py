@@ -24,7 +24,7 @@ from verifiers.v1.runtimes import runtime_is_local
 from etude.config.import_path import where_raised
 from etude.core.episode import Example
 from etude.core.errors import EnvironmentAway, EpisodeError, EtudeError
-from etude.integrations.verifiers.environment import Tasks, episode_error, find_problems, find_scores
+from etude.integrations.verifiers.environment import Tasks, episode_error, find_scores
 from etude.rollout.episode import Episode
 from etude.wire.dialect import ChatBody, RecordedCompletion
 from etude.wire.gateway import FUNCTION_HEADER, Gateway, as_httpx
@@ -184,7 +184,7 @@ class VerifiersWorkflow:
         except Exception as error:
             raise EpisodeError(f"'{self.name}', task {example.id!r}: {where_raised(error)}") from error
         if not self.env.complete(played):
-            raise episode_error(self.name, example.id, list(find_problems(played)), calls.errors)
+            raise episode_error(self.name, example.id, played, calls.errors)
         for score in find_scores(played.traces):
             reason = f"mean of {score.runs} runs" if score.runs > 1 else None
             episode.score(score.name, score.value, reason, agent=score.agent)
@@ -207,8 +207,8 @@ class VerifiersWorkflow:
         task, self._serving = self._serving, None
         if task is None:
             return
-        stopped, _ = await asyncio.wait([task], timeout=STOP_SECONDS)
-        if not stopped:
+        await asyncio.wait([task], timeout=STOP_SECONDS)
+        if not task.done():
             task.cancel()
             await asyncio.wait([task], timeout=STOP_SECONDS)
             reason = f"it took longer than {STOP_SECONDS:g} s"
