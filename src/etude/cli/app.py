@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from etude.cli import check, cluster, demo, episodes, evaluate, export, init, runs, serve, train
+from etude.cli import check, demo, episodes, evaluate, export, init, runs, serve, train
 from etude.cli.command import option, report_errors
 from etude.cli.console import INVOCATION
 from etude.show.logs import show_logs
@@ -78,4 +78,4 @@ _COMMANDS: tuple[Callable[..., None], ...] = (
 for _command in _COMMANDS:
     app.command()(report_errors(_command))
 app.add_typer(runs.app, name="runs")
-app.add_typer(cluster.app, name="cluster")
+app.add_typer(runs.cluster_app, name="cluster")
