@@ -146,9 +146,6 @@ def test_names_cannot_leave_their_folder(server: ServerProcess) -> None:
     assert (server.data_dir / "server.db").exists()
 
 
-TALK = {"messages": [{"role": "user", "content": "1 + 2?"}, {"role": "assistant", "content": "3"}]}
-
-
 def group(**changes: Any) -> dict[str, Any]:
     turn = {"context_ids": [3], "token_ids": [4, 5], "logprobs": [-0.1, -0.2]} | changes
     return {"trajectories": [{"turns": [turn], "reward": 1.0}]}
@@ -180,24 +177,3 @@ def test_a_server_knows_its_models_vocabulary(server: ServerProcess) -> None:
     assert upload(client, [group(token_ids=[4, 200])])
     with pytest.raises(openai.BadRequestError, match=r"line 1: .*100000 is not a token id of the model"):
         upload(client, [group(token_ids=[4, 100_000])])
-
-
-@pytest.mark.parametrize(
-    ("options", "param", "problem"),
-    [
-        ({"lora_rank": 10**12}, "lora_rank", "less than or equal"),
-        ({"n_epochs": True}, "n_epochs", "valid integer"),
-        ({"learning_rate": 1e308}, "learning_rate", "less than or equal to 10"),
-    ],
-)
-def test_a_job_that_cannot_be_meant_is_refused(
-    server: ServerProcess, options: dict[str, Any], param: str, problem: str
-) -> None:
-    client = server.client()
-    file = upload(client, [TALK])
-    method: Any = {"type": "supervised", "supervised": {"hyperparameters": options}}
-    with pytest.raises(openai.BadRequestError, match=problem) as caught:
-        client.fine_tuning.jobs.create(model="tiny", training_file=file, method=method)
-    assert str(caught.value.param).startswith(f"method.supervised.hyperparameters.{param}") or (
-        caught.value.param == f"method.{param}"
-    )

@@ -136,10 +136,18 @@ def test_jobs_and_their_events_come_in_pages(client: openai.OpenAI) -> None:
         ({"metadata": {"k": "v" * 513}}, "metadata.k", "512"),
         ({"method": {"type": "dpo"}}, "training_file", "rows for supervised"),
         ({"method": {"type": "reward"}}, "method.type", "supervised"),
-        (
-            {"method": {"type": "supervised", "supervised": {"hyperparameters": {"n_epochs": 0}}}},
-            "method.supervised.hyperparameters.n_epochs",
-            "greater",
+        *(
+            (
+                {"method": {"type": "supervised", "supervised": {"hyperparameters": {name: value}}}},
+                f"method.supervised.hyperparameters.{name}",
+                told,
+            )
+            for name, value, told in (
+                ("n_epochs", 0, "greater"),
+                ("n_epochs", True, "valid integer"),
+                ("lora_rank", 10**12, "less than or equal"),
+                ("learning_rate", 1e308, "less than or equal to 10"),
+            )
         ),
         ({"method": {"type": "supervised", "dpo": {}}}, "method", "options for dpo"),
         ({"extra_body": {"typo": 1}}, "typo", "not permitted"),

@@ -46,29 +46,16 @@ _RANK = 16
 class Hyperparameters(BaseModel, extra="allow"):
     """OpenAI's hyperparameters, Etude's, and as extra values the options of an algorithm."""
 
-    n_epochs: Auto | Epochs | None = Field(default=None, description="Number of passes over the job's data.")
-    batch_size: Auto | Count | None = Field(default=None, description="Rows per optimiser step.")
-    learning_rate_multiplier: Auto | Positive | None = Field(
-        default=None, description="Multiplies the method's learning rate."
-    )
-    learning_rate: Auto | Rate | None = Field(
-        default=None, description="AdamW's learning rate before the multiplier, instead of the method's."
-    )
-    lr_schedule: Literal["auto", "constant", "linear", "cosine"] | None = Field(
-        default=None, description="How the learning rate falls over the job's steps; `auto` is `constant`."
-    )
-    warmup_steps: Auto | CountOrNone | None = Field(
-        default=None, description="Steps over which the learning rate rises from 0; `auto` is 0."
-    )
-    gradient_checkpointing: Auto | Flag | None = Field(
-        default=None, description="Saves memory and takes about a third more time; `auto` is false."
-    )
-    lora_rank: Auto | CountOrNone | None = Field(
-        default=None, description="Rank of the LoRA weights; 0 trains all weights."
-    )
-    lora_alpha: Auto | Positive | None = Field(
-        default=None, description="Scale of the LoRA weights; `auto` is twice the rank."
-    )
+    n_epochs: Auto | Epochs | None = None
+    batch_size: Auto | Count | None = None
+    learning_rate_multiplier: Auto | Positive | None = None
+    learning_rate: Auto | Rate | None = None
+    """AdamW's, before the multiplier."""
+    lr_schedule: Literal["auto", "constant", "linear", "cosine"] | None = None
+    warmup_steps: Auto | CountOrNone | None = None
+    gradient_checkpointing: Auto | Flag | None = None
+    lora_rank: Auto | CountOrNone | None = None
+    lora_alpha: Auto | Positive | None = None
 
     def given_values(self) -> dict[str, Any]:
         """Return the hyperparameters with a value other than `auto`."""

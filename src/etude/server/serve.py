@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import os
 import socket
@@ -34,6 +35,7 @@ from etude.store.run_folder import RunLock
 from etude.wire.dialect import model_object
 from etude.wire.http_server import ApiError, listen, server_config
 
+_LOOK_SECONDS = 0.1
 _DRAIN_SECONDS = 30
 """Seconds that running requests have to finish when the server stops."""
 _GRACE_SECONDS = 45.0
@@ -92,11 +94,18 @@ def _run(app: Guard, backend: Backend, listening: socket.socket, on_ready: Calla
 
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             # Before anything is served, so that a model that cannot be loaded fails the command.
+            opening = asyncio.ensure_future(backend.open())
+            while not (opening.done() or self.should_exit):  # Nothing else looks for a signal yet.
+                await asyncio.wait({opening}, timeout=_LOOK_SECONDS)
+            if self.should_exit:
+                opening.cancel()
             try:
-                await backend.open()
-            except EtudeError:
+                await opening
+            except (EtudeError, asyncio.CancelledError) as error:
                 await backend.close()
-                raise
+                if isinstance(error, EtudeError):
+                    raise
+                return
             gc.freeze()  # Garbage collection of lasting objects (models, modules) took up to 0.2 s at a time.
             await super().startup(sockets)
             on_ready(f"http://{f'[{host}]' if ':' in host else host}:{port}")

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from etude.config.import_path import make_importable
-from etude.config.load import parse_config
 from etude.core.episode import EpisodeRecord, Example, recorded_score
 from etude.core.errors import DatasetError, EngineAway, RequestError
 from etude.rollout.collector import Collector, EpisodeJob, Limits
@@ -194,38 +193,6 @@ def test_wrong_blocks_are_named(block: Any, problem: str):
 
     with pytest.raises(RequestError, match=problem):
         read_block(block)
-
-
-def config(environment: Any, *models: str, **workflow: Any) -> Any:
-    """A config that trains, whose only line about the task is the environment."""
-    return parse_config(
-        {
-            "llms": {name: {"_type": "local", "model": "base"} for name in models},
-            "workflow": {"_type": "verifiers", "environment": environment, **workflow},
-            "trajectory_builders": {"grpo": {"_type": "grpo"}},
-            "trainer_adapters": {"local": {"_type": "local"}},
-            "finetuning": {"enabled": True}
-            | ({"targets": {name: {} for name in models}} if len(models) > 1 else {}),
-        }
-    )
-
-
-def test_dataset_rewards_and_metrics_follow_from_one_line():
-    parsed = config("sums_env", "policy", scores=["letters"])
-    assert list(parsed.eval.evaluators) == ["reward", "letters"]
-    assert parsed.finetuning.reward_function.name == "reward"
-    assert parsed.eval.general.dataset.split == "train"
-    assert parsed.finetuning.run_configuration.validation_dataset.split == "validation"
-    assert parsed.finetuning.target_functions == ["*"]
-
-
-def test_each_role_has_a_model_and_a_reward_of_its_own():
-    models = {"proposer": "alice", "checker": "bob"}
-    parsed = config("two_roles_env", "alice", "bob", models=models, own_rewards=True)
-    assert dict(parsed.workflow.agents()) == models
-    rewards = {name: block.reward_function.name for name, block in parsed.finetuning.targets.items()}
-    assert rewards == {"alice": "proposer_reward", "bob": "checker_reward"}
-    assert parsed.eval.evaluators["checker_reward"].agent == "checker"
 
 
 ASK = [{"role": "user", "content": "Who?"}]
