@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from etude.groups.shared import PureTextSharedModelGroup as PureTextSharedModelGroup
     from etude.groups.shared import SharedModelGroup as SharedModelGroup
     from etude.integrations.art.adapter import ARTTrainerAdapter as ARTTrainerAdapter
-    from etude.integrations.art.components import ARTTrainerAdapterConfig as ARTTrainerAdapterConfig
+    from etude.integrations.art.config import ARTTrainerAdapterConfig as ARTTrainerAdapterConfig
     from etude.loop.alarms import Alarm as Alarm
     from etude.loop.alarms import Sighting as Sighting
     from etude.loop.evaluation import EvaluationRun as EvaluationRun

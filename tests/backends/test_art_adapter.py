@@ -18,7 +18,7 @@ from etude.integrations.art import adapter as adapter_module
 from etude.integrations.art import client
 from etude.integrations.art.adapter import ARTTrainerAdapter
 from etude.integrations.art.client import ArtError, ArtInference
-from etude.integrations.art.components import ARTTrainerAdapterConfig
+from etude.integrations.art.config import ARTTrainerAdapterConfig
 from etude.wire.retries import RetryPolicy, with_retries
 from tests.backends.art_stand_in import KEY, StandIn, running
 from tests.backends.test_art_wire import collection, ordered, said

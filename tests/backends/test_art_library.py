@@ -21,7 +21,7 @@ from etude.engines.openai_compatible import OpenAiEngine  # noqa: E402
 from etude.engines.openai_config import OpenAiLlmConfig  # noqa: E402
 from etude.integrations.art.adapter import ARTTrainerAdapter  # noqa: E402
 from etude.integrations.art.client import ArtInference, ArtModel, to_art_groups  # noqa: E402
-from etude.integrations.art.components import ARTTrainerAdapterConfig  # noqa: E402
+from etude.integrations.art.config import ARTTrainerAdapterConfig  # noqa: E402
 from tests.backends.art_stand_in import StandIn, running, serving  # noqa: E402
 from tests.backends.test_art_wire import collection, said  # noqa: E402
 

@@ -10,7 +10,7 @@ from etude.core.conversion import to_trajectory as built
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.trajectory import EpisodeItem, Trajectory
 from etude.integrations.art.client import FLAT, check_episode_order, to_art_groups, to_art_trajectory
-from etude.integrations.art.components import ARTTrainerAdapterConfig
+from etude.integrations.art.config import ARTTrainerAdapterConfig
 from tests.algorithms.scripted_episodes import call, conversation, episode
 from tests.backends.art_stand_in import Trajectory as ArtTrajectory
 from tests.backends.art_stand_in import check_messages

@@ -28,7 +28,7 @@ from etude.integrations.art.client import (
     to_art_groups,
     to_art_trajectory,
 )
-from etude.integrations.art.components import ARTTrainerAdapterConfig
+from etude.integrations.art.config import ARTTrainerAdapterConfig
 
 T = TypeVar("T")
 

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from etude.core.episode import ToolResult
 from etude.core.errors import ToolError
 from etude.core.message import Tool
-from etude.integrations.mcp.components import McpToolsConfig
+from etude.integrations.mcp.config import McpToolsConfig
 
 _AT_FAULT = {types.INVALID_PARAMS, types.INVALID_REQUEST, types.METHOD_NOT_FOUND}
 START_SECONDS = 60.0
