@@ -18,7 +18,6 @@ from etude.models.policy import WEIGHTS_FILE, Policy
 from etude.models.weights import load_tensors
 from etude.processes.pool import Cluster
 from etude.processes.ray_cluster import RayConfig, ray_places
-from etude.store.run_folder import lock_holder
 from tests.backends.test_local_adapter import collection
 from tests.learner.test_team import assert_near
 
@@ -83,18 +82,6 @@ async def wait_for_checkpoint(folder: Path, step: int = 1) -> None:
             return
         await asyncio.sleep(0.05)
     raise AssertionError(f"no checkpoint at step {step}: {(folder / 'learners.log').read_text()[-3000:]}")
-
-
-def members(folder: Path, count: int) -> list[int]:
-    """The processes that train, the one that writes first."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end:
-        names = ["lock", *(f"lock-{rank}" for rank in range(1, count))]
-        pids = [lock_holder(folder / name) for name in names]
-        if all(pids):
-            return [pid for pid in pids if pid]
-        time.sleep(0.05)
-    raise AssertionError(f"no {count} processes")
 
 
 def ref(name: str) -> TrainingJobRef:

@@ -1,4 +1,4 @@
-"""Runs on a cluster, killed and resumed: learners on its nodes, and episodes played on several."""
+"""Runs on a cluster that are killed and resumed, with learners or runners on its nodes; a server's jobs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,10 @@ from tests.cli.projects import change, events, finished
 from tests.learner.test_team import SOURCE, assert_near
 from tests.models.tiny_models import fresh_policy
 from tests.processes.cluster_jobs import newest_step
+from tests.server.data import create, messages, supervised, upload, wait_for_step
+from tests.server.process import ServerProcess
+from tests.server.test_crash import LONG, check_whole
+from tests.server.test_engine import list_ranks
 
 pytestmark = pytest.mark.cluster
 
@@ -167,3 +172,24 @@ def test_a_run_that_is_killed_again_and_again_goes_on_with_and_without_the_clust
     last = finished("resume", "run", *there, "--json", folder=deterministic_project)
     assert last.returncode == 0, last.stderr
     assert changed(expected, everything(deterministic_project / "runs" / "run")) == {}
+
+
+@pytest.fixture
+def two(cluster: Any, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """A server whose jobs are trained by two processes, each on a node of its own."""
+    on = ("--checkpoint-steps", "5", "--on", cluster.address, "--training-processes", "2")
+    with ServerProcess(model, tmp_path_factory.mktemp("two"), "--device", "cpu", *on) as running:
+        yield running
+
+
+def test_two_nodes_train_a_whole_model_and_survive_kill_9(two: ServerProcess) -> None:
+    """That they learn what one process does is in `test_local_learners.py`."""
+    client = two.client()
+    request = {"validation_file": upload(client, supervised(3)), "seed": 1}
+    job = create(client, upload(client, supervised(8)), request=request, **LONG).id
+    wait_for_step(client, job, 8)
+    os.kill(list_ranks(two, job)[1], signal.SIGKILL)
+    check_whole(client, job)
+    events = messages(client, job)
+    assert any("process 1 was killed" in text and "continues from step" in text for text in events)
+    assert any(text.startswith("Fine-tuning job started, from step") for text in events)

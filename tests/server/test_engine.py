@@ -46,18 +46,6 @@ def test_requests_wait_for_an_engine_that_was_put_away(server: ServerProcess) ->
 
 
 @pytest.mark.slow
-def test_after_a_while_they_are_told_to_come_again(model: Path, tmp_path: Path) -> None:
-    with ServerProcess(model, tmp_path, "--engine-wait", "0.2") as running, running.http() as http:
-        http.post("/engine/stop")
-        with pytest.raises(openai.InternalServerError) as caught:
-            running.client().chat.completions.create(model="tiny", messages=ASK)
-        assert caught.value.status_code == 503 and caught.value.code == "engine_unavailable"
-        assert int(caught.value.response.headers["retry-after"]) >= 1
-        http.post("/engine/start", timeout=60)
-        running.client().chat.completions.create(model="tiny", messages=ASK, max_tokens=1)
-
-
-@pytest.mark.slow
 def test_a_single_job_can_ask_for_the_engines_place_also_of_the_next_server(
     model: Path, tmp_path: Path
 ) -> None:

@@ -37,11 +37,6 @@ def test_what_tells_of_nobody_needs_no_key(locked: ServerProcess) -> None:
             assert http.get(path, headers={"authorization": "Basic"}).status_code == 200
 
 
-def test_the_right_key_opens(locked: ServerProcess) -> None:
-    assert [model.id for model in locked.client().models.list()] == ["policy"]
-    assert KEY not in locked.log.read_text()
-
-
 def test_a_web_page_cannot_reach_a_server_without_a_key_by_another_name(server: ServerProcess) -> None:
     with server.http() as http:
         assert http.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
@@ -121,3 +116,4 @@ def test_requests_under_way_are_finished_when_the_server_is_stopped(locked: Serv
     pieces += list(stream)
     assert pieces[-1].choices[0].finish_reason in ("stop", "length")
     assert process.wait(timeout=60) in (0, -signal.SIGTERM)
+    assert KEY not in locked.log.read_text()

@@ -27,8 +27,6 @@ from etude.store.run_folder import RunFolder
 from etude.store.status import STATUS, JournalStatus, ModelStatus, RunnerStatus, RunStatus, Team, Wait
 
 _SECONDS = 1.0
-_MOST_TIME = 0.02
-"""The largest share of its time that the head spends on status, which matters with many runners."""
 _COLLECTING = ("collecting", "validating", "evaluating")
 """Phases in which the episodes show what the run waits for."""
 
@@ -61,9 +59,7 @@ async def publish_status(parts: Parts) -> AsyncIterator[None]:
 async def _publish(parts: Parts) -> None:
     since = time.time()
     while True:
-        begun = time.thread_time()
         status = snapshot(parts, since)
-        seconds = time.thread_time() - begun
         writing = asyncio.ensure_future(asyncio.to_thread(_write, parts.run.path / STATUS, status))
         try:
             await asyncio.shield(writing)
@@ -72,7 +68,7 @@ async def _publish(parts: Parts) -> None:
         finally:
             # A thread cannot be cancelled, and must not write once the status is deleted.
             await asyncio.gather(writing, return_exceptions=True)
-        await asyncio.sleep(max(_SECONDS, seconds / _MOST_TIME))
+        await asyncio.sleep(_SECONDS)
 
 
 def _write(path: Path, status: RunStatus) -> None:

@@ -186,7 +186,12 @@ class EnginePool:
         async with self._loading:
             if self._state != "running":
                 raise self._unavailable_error()
-            await self._make_room(model)
+            while in_the_way := self._blocking_models(model):
+                idle = [loaded for loaded in in_the_way if not loaded.users]
+                if idle:
+                    await self._unload(min(idle, key=lambda loaded: loaded.used).model.name)
+                else:
+                    await self._wait_until(lambda: any(not it.users for it in self._blocking_models(model)))
             try:
                 engine = await self._backend.load(model)
             except DamagedError as error:
@@ -198,15 +203,6 @@ class EnginePool:
                 message = f"the model {model.name} cannot be loaded; the server's log has the reason"
                 raise ApiError(503, message, code="model_unavailable", retry_after=60) from error
             self._loaded[model.name] = _Loaded(model, engine, used=time.monotonic())
-
-    async def _make_room(self, model: ServedModel) -> None:
-        """Evict models that cannot share memory with `model`. Raises ApiError 503 if they stay in use."""
-        while in_the_way := self._blocking_models(model):
-            idle = [loaded for loaded in in_the_way if not loaded.users]
-            if idle:
-                await self._unload(min(idle, key=lambda loaded: loaded.used).model.name)
-                continue
-            await self._wait_until(lambda: any(not loaded.users for loaded in self._blocking_models(model)))
 
     def _blocking_models(self, model: ServedModel) -> list[_Loaded]:
         """Return the models that cannot share memory with `model`, or all if the pool is full."""

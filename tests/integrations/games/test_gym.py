@@ -70,13 +70,6 @@ async def test_functions_of_ones_own_make_actions_and_observations(journal):
     assert record.calls[0].request.messages[0]["content"].startswith("SAY ")
 
 
-async def test_step_rewards_credit_each_answer_with_what_comes_after_it(journal):
-    (record,) = await played(counting(step_rewards=True), journal, right)
-    steps = [event.value for event in record.events if event.kind == "step_reward"]
-    assert steps == [1.0, 1.0, -2.0]  # The reward, 2, is added at the end.
-    assert scores(record)["reward"] == 2.0
-
-
 @pytest.mark.parametrize("text", ["-1", "1.5", "I move -1"])
 def test_a_number_within_another_is_no_action(text):
     with pytest.raises(ValueError, match="none of the actions"):

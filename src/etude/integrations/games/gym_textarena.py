@@ -202,8 +202,8 @@ class GameResult:
     invalid: Counter[str] = field(default_factory=Counter)
     rewards: dict[str, float] = field(default_factory=dict)
 
-    def earn(self, seat: str, given: Any) -> float:
-        """Add a reward to a seat, and return it. Raises EpisodeError unless it is a finite number."""
+    def earn(self, seat: str, given: Any) -> None:
+        """Add a reward to a seat. Raises EpisodeError unless it is a finite number."""
         try:
             reward = number(given)
         except ValueError:
@@ -211,7 +211,6 @@ class GameResult:
         if not math.isfinite(reward):
             raise EpisodeError(f"{self.game}: the reward {given!r:.80} is not a finite number")
         self.rewards[seat] = self.rewards.get(seat, 0.0) + reward
-        return reward
 
     def record(self, episode: Episode) -> dict[str, Any]:
         """Record the scores of the episode, or of each of several seats, and return the episode's output."""
@@ -236,8 +235,6 @@ class GymConfig(GameConfig, name="gym"):
     action: list[str] | dict[str, Any] | str | None = None
     """The words for actions 0, 1, …; a mapping from words to actions; or `module:function`, which converts an
     answer's text or raises ValueError. Default: the numbers of a discrete space, or the text itself."""
-    step_rewards: bool = False
-    """Set this to credit each answer with the rewards after it, instead of the reward of the whole game."""
     model: LlmRef | None = None
     """The model that plays. Default: the trained model."""
 
@@ -304,11 +301,7 @@ class GymGame:
                     continue
                 shown, reward, over = await call("step()", partial(step, action))
                 asked = shown
-                earned = course.earn(WORKFLOW, reward)
-                if config.step_rewards:
-                    episode.step_reward(earned)
-        if config.step_rewards:
-            episode.step_reward(-course.rewards[WORKFLOW], "part of the reward already")
+                course.earn(WORKFLOW, reward)
         return course.record(episode)
 
     def _shown(self, env: Any, observation: Any) -> str:
