@@ -58,11 +58,11 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 56_943,
-    "modules": 267,
-    "lines of tests": 45_987,
+    "lines of source": 56_557,
+    "modules": 264,
+    "lines of tests": 45_865,
     "benchmark files": 12,
-    "config keys": 311,
+    "config keys": 310,
 }
 """Of the whole, as `make size` counts it. These numbers are only ever lowered."""
 

@@ -56,64 +56,8 @@ class Agent:
     journal: RemoteJournal
     engines: Mapping[str, Engine]
 
-
-class RunnerProgram:
-    """Answers the head."""
-
-    def __init__(self, stream: Stream) -> None:
-        self.link = RunnerLink(stream, self.answer)
-        self._agent: Agent | None = None
-        self._is_over = asyncio.Event()
-        self._keeper: asyncio.Task[None] | None = None
-
-    async def answer(self, method: str, parameters: dict[str, Any], note: Notify) -> Any:
-        """Build the agent, play an episode, adopt versions, or report waiting calls."""
-        match method:
-            case "build":
-                await self._build(parameters)
-            case "play":
-                await self._play(parameters)
-            case "adopt":
-                for name, version in parameters.items():
-                    await self._get_agent.engines[name].adopt(ModelVersion.model_validate(version))
-            case "ping":
-                return {"calls": {} if self._agent is None else self._agent.collector.calls_under_way()}
-            case _:
-                raise EtudeError(f"a runner does not know the method {method!r}")
-        return None
-
-    async def close(self) -> None:
-        """Close the agent."""
-        self._is_over.set()
-        if self._keeper is not None:
-            await asyncio.gather(self._keeper, return_exceptions=True)
-
-    @property
-    def _get_agent(self) -> Agent:
-        if self._agent is None:
-            raise EtudeError("this runner has not built its agent")
-        return self._agent
-
-    async def _build(self, parameters: dict[str, Any]) -> None:
-        """Build the agent in a task that lives on, because the task that opens a component must close it."""
-        built: asyncio.Future[Agent] = asyncio.get_running_loop().create_future()
-
-        async def keep() -> None:
-            try:
-                async with _open_agent(parameters, self.link) as agent:
-                    built.set_result(agent)
-                    await self._is_over.wait()
-            except Exception as error:
-                if built.done():
-                    raise
-                built.set_exception(error)
-
-        self._keeper = asyncio.ensure_future(keep())
-        self._agent = await built
-
-    async def _play(self, parameters: dict[str, Any]) -> None:
+    async def play(self, parameters: dict[str, Any]) -> None:
         """Run an episode and score it, unless the head's journal has the result."""
-        agent = self._get_agent
         job = EpisodeJob(
             parameters["id"],
             Example(**parameters["example"]),
@@ -122,12 +66,12 @@ class RunnerProgram:
             widths=parameters["widths"],
         )
         try:
-            with agent.journal.episode(job.id, parameters["steps"]):
-                record = await agent.collector.run(job)
+            with self.journal.episode(job.id, parameters["steps"]):
+                record = await self.collector.run(job)
                 if record.failure is None:
-                    await agent.scorer.score_single(make_item(record))
+                    await self.scorer.score_single(make_item(record))
         finally:
-            for engine in agent.engines.values():
+            for engine in self.engines.values():
                 if isinstance(engine, RemoteEngine):
                     engine.forget(job.id)
 
@@ -168,11 +112,41 @@ async def play(invitation: RunnerInvitation) -> None:
         await shake_hands(stream, invitation.number, lambda number: key)
     except (OSError, Disconnected, TimeoutError) as error:
         raise EtudeError(f"no head at {invitation.address}: {error or type(error).__name__}") from error
-    program = RunnerProgram(stream)
-    try:
-        await program.link.serve()
-    finally:
-        await program.close()
+    loop = asyncio.get_running_loop()
+    asked: asyncio.Future[dict[str, Any]] = loop.create_future()
+    built: asyncio.Future[Agent] = loop.create_future()
+
+    async def answer(method: str, parameters: dict[str, Any], note: Notify) -> Any:
+        match method:
+            case "build":
+                asked.set_result(parameters)
+                await asyncio.shield(built)
+            case "play":
+                await built.result().play(parameters)
+            case "adopt":
+                for name, version in parameters.items():
+                    await built.result().engines[name].adopt(ModelVersion.model_validate(version))
+            case "ping":
+                return {"calls": built.result().collector.calls_under_way() if built.done() else {}}
+            case _:
+                raise EtudeError(f"a runner does not know the method {method!r}")
+        return None
+
+    link = RunnerLink(stream, answer)
+    serving = asyncio.ensure_future(link.serve())
+    first: set[asyncio.Future[Any]] = {serving, asked}
+    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+    if asked.done():
+        try:
+            # In this task, because the task that opens a component must close it.
+            async with _open_agent(asked.result(), link) as agent:
+                built.set_result(agent)
+                await serving
+        except Exception as error:
+            if built.done():
+                raise
+            built.set_exception(error)
+    await serving
 
 
 def main() -> None:
