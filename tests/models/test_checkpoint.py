@@ -131,6 +131,9 @@ def test_a_shared_weight_may_be_there_once_or_twice(model_folder):
         sum(value.numel() for value in outline(str(model_folder)).model.parameters()) for _ in range(2)
     ]
     assert numbers == [sum(value.numel() for value in once.model.parameters())] * 2
+    changed(model_folder, weights=lambda held: held[HEAD].zero_())
+    with pytest.raises(RequestError, match=f"own values, .* `tie_word_embeddings: true`, for {HEAD}"):
+        Policy.load(model_folder)
 
 
 def test_weights_that_a_model_is_known_to_come_with_are_no_fault(tmp_path):

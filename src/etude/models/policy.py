@@ -19,15 +19,7 @@ from etude.core.job import ModelVersion
 from etude.models.architecture import count_parameters, language_parts, why_unusable, with_lora
 from etude.models.device import choose_device, choose_dtype, limit_threads
 from etude.models.text_codec import TextCodec, load_tokenizer
-from etude.models.weights import (
-    digest,
-    gguf_options,
-    load_model,
-    load_tensors,
-    loading,
-    own_part,
-    silence_transformers,
-)
+from etude.models.weights import digest, load_model, load_tensors, loading, own_part, silence_transformers
 from etude.store.files import WEIGHTS_FILE
 
 
@@ -67,8 +59,8 @@ class Policy:
         """The trainable tensors before training, if they are not version 0's."""
         self.trained: Policy | None = None
         """The twin that is trained instead of this policy, if any; its weights are adopted in memory."""
-        self._lent: set[int] = set()
-        """The ids of parameters that share memory with another policy."""
+        self.shares_base = False
+        """Whether other policies may share this policy's tensors in memory."""
         self._digests: dict[int, str] = {}
         if len(parts := language_parts(model)) > 1:
             model.requires_grad_(False)  # Vision and audio parts are not trained on text.
@@ -89,8 +81,7 @@ class Policy:
             limit_threads(parameters)
             kind = choose_dtype(dtype, chosen, parameters)
             tokenizer = load_tokenizer(name, file)
-            options = gguf_options() if file else {}
-            model = load_model(config, name, dtype=kind, **file, **options).to(chosen)
+            model = load_model(config, name, dtype=kind, **file).to(chosen)
         if reason := why_unusable(model.eval()):
             kind = model.config.model_type
             raise RequestError(f"cannot use the model '{source}' (of the type '{kind}'): {reason}")
@@ -138,30 +129,19 @@ class Policy:
         with self.lock:
             memo: dict[int, Any] = {id(value): value for value in self.model.buffers()}
             for value in self.model.parameters():
-                same = (
-                    torch.nn.Parameter(value.data, value.requires_grad)
-                    if value.is_floating_point()
-                    else value
-                )
-                memo[id(value)] = same
-            lent = {id(value) for value in memo.values()}
+                is_float = value.is_floating_point()
+                memo[id(value)] = torch.nn.Parameter(value.data, value.requires_grad) if is_float else value
             model, tokenizer = copy.deepcopy(self.model, memo), copy.deepcopy(self.tokenizer)
             other = Policy(model, tokenizer, self.source, self.device)
-            other._lent, self._lent = lent, {id(value) for value in self.model.parameters()}
+            other.shares_base = self.shares_base = True
             return other
-
-    @property
-    def shares_base(self) -> bool:
-        """Whether other policies may share this policy's tensors in memory."""
-        return bool(self._lent)
 
     def _own_trainable(self) -> None:
         """Copy the trainable tensors that other policies share, before training changes them."""
-        lent = [value for value in self.trainable().values() if id(value) in self._lent]
-        for value in lent:
-            value.data = value.data.clone()
-        if lent:
-            self._lent.clear()
+        if self.shares_base and not self.is_lora:
+            for value in self.trainable().values():
+                value.data = value.data.clone()
+            self.shares_base = False
             self.weights_id += 1
 
     @property
@@ -278,8 +258,9 @@ class Policy:
             if model is self.model and self.is_lora:
                 # peft writes the path of the base's folder, which other machines do not have.
                 base = Path(self.source)
-                for config in model.peft_config.values():
-                    config.base_model_name_or_path = base.name if base.is_absolute() else self.source
+                model.peft_config["default"].base_model_name_or_path = (
+                    base.name if base.is_absolute() else self.source
+                )
             # LoRA weights are complete without the base's embeddings, which peft would add.
             options = {} if merge or not self.is_lora else {"save_embedding_layers": False}
             try:

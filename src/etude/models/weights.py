@@ -6,17 +6,17 @@ A model's files must match its config: no weight may be missing, and none may be
 from __future__ import annotations
 
 import hashlib
-import json
+import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from etude.core.errors import EtudeError, StoreError
 from etude.models.architecture import model_class
@@ -50,14 +50,21 @@ _SHOWN = 5
 def load_model(config: Any, location: str, **options: Any) -> Any:
     """Load the model of a config with weights from a folder or the hub; `options` go to `from_pretrained`.
 
-    Raises ValueError that names missing weights, unused weights, and weights of another shape. Raises other
-    errors as `transformers` does.
+    A GGUF file is dequantised. Raises ValueError that names weights that are missing, unused, of another
+    shape, or different though the config ties them. Raises other errors as `transformers` does.
     """
+    from transformers import GgufConfig
+
     silence_transformers()
+    is_gguf = "gguf_file" in options
+    if is_gguf:
+        options["quantization_config"] = GgufConfig(dequantize=True)
     try:
-        model, found = model_class(config).from_pretrained(
-            location, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options
-        )
+        # The GGUF reader's progress bar has no switch.
+        with redirect_stderr(io.StringIO()) if is_gguf else nullcontext():
+            model, found = model_class(config).from_pretrained(
+                location, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options
+            )
     except _NoNumbersError as error:
         raise ValueError(
             "a file of its weights is damaged, or holds more than numbers; get the files again, as "
@@ -67,7 +74,11 @@ def load_model(config: Any, location: str, **options: Any) -> Any:
         f"{name} ({[*there]}, and {[*wanted]} by the config)"
         for name, there, wanted in found["mismatched_keys"]
     ]
+    # Other programs, such as vLLM, take one of the two for both. On the device `meta` there are no values.
+    tied = model.get_expanded_tied_weights_keys(all_submodels=True)
+    twice = tied.keys() - model.all_tied_weights_keys.keys()
     faults = [
+        *_fault("have own values, though their config has `tie_word_embeddings: true`, for", twice),
         *_fault("have no", found["missing_keys"]),
         *_fault("have another shape of", shapes),
         *_fault("have weights that the model has no use for:", found["unexpected_keys"]),
@@ -75,15 +86,6 @@ def load_model(config: Any, location: str, **options: Any) -> Any:
     if faults:
         raise ValueError(f"its files {'; they '.join(faults)}. Get the model again, or correct its config")
     return model
-
-
-def gguf_options() -> dict[str, Any]:
-    """Return the arguments of `from_pretrained` that load a GGUF file as a dequantised model."""
-    import transformers
-
-    # Versions of transformers without this class always dequantise.
-    kind = getattr(transformers, "GgufConfig", None)
-    return {} if kind is None else {"quantization_config": kind(dequantize=True)}
 
 
 def load_outline(config: Any, location: str, gguf_file: str | None = None) -> Any:
@@ -120,9 +122,6 @@ def silence_transformers() -> None:
     own.enable_propagation()
 
 
-_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
-"""The names of trainable types in safetensors."""
-_ALIGNMENT = 8
 _HASHING = min(8, os.cpu_count() or 1)
 """Number of threads that hash tensors."""
 
@@ -151,7 +150,8 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
 
     def of_tensor(name: str) -> str:
         tensor = tensors[name]
-        return f"{name} {tensor.dtype} {[*tensor.shape]} {hashlib.sha256(_content(tensor)).hexdigest()}"
+        content = tensor.detach().to("cpu").contiguous().flatten().view(torch.uint8).numpy().data
+        return f"{name} {tensor.dtype} {[*tensor.shape]} {hashlib.sha256(content).hexdigest()}"
 
     with ThreadPoolExecutor(_HASHING, thread_name_prefix="digest") as threads:
         return hashlib.sha256("\n".join(threads.map(of_tensor, sorted(tensors))).encode()).hexdigest()
@@ -159,42 +159,11 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
 
 def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
     """Write tensors to a safetensors file, and its SHA-256 next to it. Raises StoreError."""
-    hasher = hashlib.sha256()
     try:
-        with path.open("wb") as file:
-            for part in file_parts(tensors):
-                hasher.update(part)
-                file.write(part)
-        note_sum(path, hasher.hexdigest())
-    except OSError as error:
+        save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
+        note_sum(path)
+    except (OSError, SafetensorError) as error:
         raise StoreError(f"cannot write {path}: {error}; free some space and run `etude resume`") from error
-
-
-def file_parts(tensors: Mapping[str, torch.Tensor]) -> Iterator[bytes | memoryview]:
-    """Yield the content of a safetensors file, which does not depend on the order of `tensors`.
-
-    The header has each tensor's place: wide types first, then by name. Contiguous CPU tensors follow
-    without a copy. (safetensors' own writer does not give access to its bytes.)
-    """
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
-    header, end = dict[str, Any](), 0
-    for name in order:
-        tensor, start = tensors[name], end
-        end += tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": _DTYPES[tensor.dtype],
-            "shape": [*tensor.shape],
-            "data_offsets": [start, end],
-        }
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    yield len(text).to_bytes(_ALIGNMENT, "little") + text
-    for name in order:
-        yield _content(tensors[name])
-
-
-def _content(tensor: torch.Tensor) -> memoryview:
-    return tensor.detach().to("cpu").contiguous().flatten().view(torch.uint8).numpy().data
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
@@ -241,8 +210,10 @@ def write_lora_folder(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         config.save_pretrained(folder)
-        plain = {name.replace(f"{_ADAPTER}.weight", ".weight"): value for name, value in tensors.items()}
-        with (folder / "adapter_model.safetensors").open("wb") as file:
-            file.writelines(file_parts(plain))
-    except OSError as error:
+        plain = {
+            name.replace(f"{_ADAPTER}.weight", ".weight"): value.detach().contiguous()
+            for name, value in tensors.items()
+        }
+        save_file(plain, folder / "adapter_model.safetensors")
+    except (OSError, SafetensorError) as error:
         raise StoreError(f"cannot write {folder}: {error}; free some space") from error

@@ -228,9 +228,9 @@ class DamagedError(StoreError):
         """The damaged file, and how it is damaged."""
 
 
-def note_sum(path: Path, digest: str | None = None) -> None:
+def note_sum(path: Path) -> None:
     """Add a new file's SHA-256 to the sums of its folder, which threads may share. Raises OSError."""
-    digest, sums = digest or _digest(path), path.with_name(SUMS)
+    digest, sums = _digest(path), path.with_name(SUMS)
     with _noting:
         known = _parse_digests(sums.read_text(encoding="utf-8")) if sums.exists() else {}
         sums.write_text(_format_digests({**known, path.name: digest}), encoding="utf-8")
