@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError, StoreError
 from etude.core.history import Entry, EpochEntry
-from etude.engines.bill import Bill, read_bill
+from etude.engines.ledger import Bill, read_bill
 from etude.store.episodes import iter_episodes
 from etude.store.facts import RunFacts, RunVersion, choose_version, read_facts
 from etude.store.log import JobFacts, read_histories, read_jobs

@@ -13,8 +13,7 @@ from etude.algorithms.imitation import ExpertIteration, true_decision
 from etude.config.load import parse_config
 from etude.core.conversion import Encoder, to_sample, to_trajectory
 from etude.core.errors import ConfigError, RequestError
-from etude.engines.openai_compatible import OpenAiEngine
-from etude.engines.openai_config import OpenAiLlmConfig
+from etude.engines.openai_compatible import OpenAiEngine, OpenAiLlmConfig
 from etude.learner.passes import sample_logprobs
 from etude.models.tiny import build_policy, build_tokenizer
 from etude.protocols import SCALES, Move, adp, nip

@@ -12,8 +12,7 @@ from etude.backends.state_folders import JobNameTakenError
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import TrainingError
 from etude.core.job import TrainingStatusEnum
-from etude.engines.openai_compatible import OpenAiEngine
-from etude.engines.openai_config import OpenAiLlmConfig
+from etude.engines.openai_compatible import OpenAiEngine, OpenAiLlmConfig
 from etude.integrations.art import adapter as adapter_module
 from etude.integrations.art import client
 from etude.integrations.art.adapter import ARTTrainerAdapter

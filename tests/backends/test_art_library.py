@@ -17,8 +17,7 @@ from pydantic import TypeAdapter  # noqa: E402
 
 from etude.config.finetuning import FinetuneConfig  # noqa: E402
 from etude.core.job import TrainingStatusEnum  # noqa: E402
-from etude.engines.openai_compatible import OpenAiEngine  # noqa: E402
-from etude.engines.openai_config import OpenAiLlmConfig  # noqa: E402
+from etude.engines.openai_compatible import OpenAiEngine, OpenAiLlmConfig  # noqa: E402
 from etude.integrations.art.adapter import ARTTrainerAdapter  # noqa: E402
 from etude.integrations.art.client import ArtInference, ArtModel, to_art_groups  # noqa: E402
 from etude.integrations.art.config import ARTTrainerAdapterConfig  # noqa: E402

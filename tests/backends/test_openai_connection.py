@@ -11,7 +11,7 @@ from etude.backends import openai_api
 from etude.backends.openai_api import api_errors, connect
 from etude.backends.openai_jobs import OpenAiAdapter, OpenAiAdapterConfig
 from etude.core.errors import BackendError, RequestError
-from etude.engines.openai_config import OpenAiLlmConfig
+from etude.engines.openai_compatible import OpenAiLlmConfig
 from etude.wire.retries import RetryPolicy
 from tests.backends.openai_stand_in import BASE, KEY, StandIn
 from tests.backends.test_openai_jobs import supervised

@@ -109,16 +109,6 @@ async def test_the_key_decides_and_a_seed_takes_its_place():
     assert one.completion_ids == again.completion_ids == seeded.completion_ids != other.completion_ids
 
 
-async def test_a_deterministic_engine_gives_the_same_bits_alone_and_among_63_others():
-    mine = asked("what is 1 plus 2? " * 80, key=5)
-    assert len(policy().template.prompt(mine).ids) > 256
-    async with open_engine(deterministic=True) as engine:
-        alone = await engine.complete(mine)
-        others = [asked("a b " * (n % 9), key=n, max_tokens=1 + n % 7) for n in range(63)]
-        among = await asyncio.gather(*(engine.complete(one) for one in [*others[:20], mine, *others[20:]]))
-    assert among[20] == alone
-
-
 async def test_the_next_turn_reads_only_what_is_new():
     of = fresh_policy()
     forward = Forward(of)

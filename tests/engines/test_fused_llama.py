@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
-from etude.engines import fused_weights
+from etude.engines import fused_llama
 from etude.engines.embedded import make_decoder
-from etude.engines.fused_weights import can_fuse
+from etude.engines.fused_llama import can_fuse
 from etude.models.policy import LoraOptions
 from tests.engines.test_decoder import assert_right, drawn_ids, live
 from tests.models.tiny_models import family, fresh_policy, true_logprobs
@@ -68,7 +68,7 @@ def test_the_logprobs_are_the_models_own(name, deterministic):
 
 @pytest.mark.parametrize("name", one_quick("all biases", "llama"))
 def test_the_logprobs_are_the_models_own_with_weights_large_enough_to_be_packed(name, monkeypatch):
-    monkeypatch.setattr(fused_weights, "_LEAST", 1)
+    monkeypatch.setattr(fused_llama, "_LEAST", 1)
     of = shaken(FUSED[name]())
     assert_right(of, sampled(of))
 

@@ -14,8 +14,7 @@ from etude.config.load import parse_config
 from etude.core.call import ChatRequest, Completion, Sampling, Usage
 from etude.core.errors import EngineError, RequestError
 from etude.core.job import TrainingJobRef
-from etude.engines.bill import load_bill
-from etude.engines.ledger import Ledger, find_prices, require_bounded, unpriced_models
+from etude.engines.ledger import Ledger, find_prices, load_bill, require_bounded, unpriced_models
 from etude.engines.meter import MeteredEngine, Purpose, asking_for, most_tokens
 from etude.groups.model_jobs import ModelJobs
 from etude.rollout.collections import collecting_for, current_number

@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 from etude.core.call import ChatRequest, Completion, Constraint, Sampling, Usage
 from etude.core.errors import EngineError, ImpossibleCall, RequestError
 from etude.core.job import ModelVersion
-from etude.engines import openai_config
-from etude.engines.openai_compatible import OpenAiEngine
-from etude.engines.openai_config import OpenAiLlmConfig
-from etude.wire.client import parse_completion
+from etude.engines import openai_compatible
+from etude.engines.openai_compatible import OpenAiEngine, OpenAiLlmConfig
+from etude.wire.client import conversation_key, parse_completion
 from etude.wire.retries import USUAL, Refusal, Retryable, count_retries
 from tests.json_server import JsonServer
 
@@ -93,7 +92,7 @@ class Remote(JsonServer):
 def remote(monkeypatch: pytest.MonkeyPatch) -> Iterator[Remote]:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
-    monkeypatch.setattr(openai_config, "USUAL", replace(USUAL, first_wait=0.001))
+    monkeypatch.setattr(openai_compatible, "USUAL", replace(USUAL, first_wait=0.001))
     with Remote() as remote:
         yield remote
         remote.closing.set()
@@ -432,3 +431,50 @@ async def test_closing_ends_the_calls_under_way(remote: Remote, engine: OpenAiEn
     await engine.close()
     with pytest.raises(EngineError, match="closed"):
         await asyncio.wait_for(call, 60)
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"base_url": "http://a/v1,http://b/v1"}, "put a router in front of several servers"),
+        ({"base_url": "localhost:8000"}, "expected an address like"),
+        ({"base_url": "http://me:pass@host/v1"}, "use `api_key`"),
+        ({"extra_body": {"n": 2}}, "cannot set n"),
+    ],
+)
+def test_a_config_that_cannot_work_is_refused(fields: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        OpenAiLlmConfig.model_validate({"model_name": "tiny"} | fields)
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("https://api.openai.com/v1", "openai"),
+        ("https://openrouter.ai/api/v1", "openrouter"),
+        ("https://eu.openrouter.ai/api/v1", "openrouter"),
+        ("https://notopenrouter.ai/api/v1", "other"),
+        ("https://api.openai.com.invalid/v1", "other"),
+        ("http://localhost:8000/v1", "other"),
+    ],
+)
+def test_a_provider_is_known_by_its_address_which_the_environment_may_have(
+    monkeypatch: pytest.MonkeyPatch, url: str, name: str
+) -> None:
+    assert OpenAiLlmConfig(model_name="m", base_url=url).provider_there.name == name
+    monkeypatch.setenv("OPENAI_BASE_URL", f"{url}/")
+    config = OpenAiLlmConfig(model_name="m")
+    assert (config.provider_there.name, config.address) == (name, url)
+
+
+def test_without_an_episode_the_beginning_says_what_belongs_together() -> None:
+    system, question = {"role": "system", "content": "be brief"}, {"role": "user", "content": "1 + 1?"}
+    answered = (system, question, {"role": "assistant", "content": "2"}, {"role": "user", "content": "sure?"})
+    first = conversation_key(ChatRequest(messages=(system, question)))
+    assert conversation_key(ChatRequest(messages=answered)) == first
+    other = (system, {"role": "user", "content": "2 + 2?"})
+    assert conversation_key(ChatRequest(messages=other)) != first
+    assert conversation_key(ChatRequest(messages=other, conversation="train/3")) == "train/3"
+    ids = tuple(range(300))
+    prompts = [conversation_key(ChatRequest(messages=(), prompt=ids + more)) for more in ((), (7, 8))]
+    assert prompts[0] == prompts[1]

@@ -21,9 +21,8 @@ from etude.core.call import ChatRequest, Completion
 from etude.core.episode import Example
 from etude.core.errors import EngineError, ErrorBudgetExceeded, ImpossibleCall
 from etude.core.evaluation import EvaluationRunOutput
-from etude.engines import openai_config
-from etude.engines.openai_compatible import OpenAiEngine
-from etude.engines.openai_config import OpenAiLlmConfig
+from etude.engines import openai_compatible
+from etude.engines.openai_compatible import OpenAiEngine, OpenAiLlmConfig
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
 from etude.wire.retries import USUAL, count_retries
@@ -41,7 +40,7 @@ async def endpoint() -> AsyncIterator[FaultyEndpoint]:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai_config, "USUAL", replace(USUAL, first_wait=0.001, longest_wait=0.01))
+    monkeypatch.setattr(openai_compatible, "USUAL", replace(USUAL, first_wait=0.001, longest_wait=0.01))
 
 
 async def asked(url: str, **fields: Any) -> Completion:

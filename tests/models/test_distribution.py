@@ -14,7 +14,7 @@ import torch
 from etude.core.call import ChatRequest, Constraint, Sampling
 from etude.models import grammar
 from etude.models.distribution import Adjustment, adjust_logits
-from etude.models.grammar import Grammars, json_rule
+from etude.models.grammar import Grammars
 from etude.models.text_codec import constrained_sampling
 from tests.models.tiny_models import CALCULATOR, chatml_policy, policy, user
 
@@ -137,9 +137,3 @@ def test_an_engine_that_reads_the_text_by_llguidance_makes_the_same_masks(gramma
                 break
             assert theirs.consume_token(token) and ours.consume_token(token)
     assert ends == grammars.stop_ids, "answers may end with either"
-
-
-def test_formats_that_any_text_has_enforce_nothing():
-    schema = {"type": "object", "properties": {"format": {"type": "string", "format": "path"}}}
-    rule = json_rule(schema)
-    assert '"format": "path"' not in rule and '"format": {"type": "string"}' in rule

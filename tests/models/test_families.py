@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 
 from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EngineError, ImpossibleCall
-from etude.models.probe import PROBES, QUESTION, RESULT, TOOL
+from etude.models.rendering import PROBES, QUESTION, RESULT, TOOL
 from tests.models import families
-from tests.models.families import FAMILIES, template
-from tests.models.round_trips import VALUES, written_ids
-from tests.models.shapes import Shape, played
+from tests.models.families import FAMILIES, VALUES, Shape, played, template, written_ids, written_kinds
 from tests.models.test_template import make_template
 from tests.models.tiny_models import CHATML, answered
 
@@ -71,7 +69,7 @@ def test_tags_are_text_where_the_template_knows_no_thinking():
 
 @EACH
 def test_an_answer_that_is_cut_anywhere_is_no_call_and_no_crash(name):
-    for kind in template(name).family().written:
+    for kind in written_kinds(template(name)):
         prompt_ids, ids = cut(name, kind)
         whole = read(name, prompt_ids, ids)
         for end in range(0, len(ids), 13):
@@ -94,7 +92,7 @@ def test_whatever_is_sampled_becomes_a_message(name):
 @EACH
 def test_prompts_extend_within_a_cycle_of_tool_calls(name):
     of = template(name)
-    kinds = [kind for kind in of.family().written if kind.endswith("a call")]
+    kinds = [kind for kind in written_kinds(of) if kind.endswith("a call")]
     if name == "deepseekv3":
         kinds = ["thinking and a call"]  # Its prompts open a thought.
     for kind in kinds:
@@ -199,7 +197,7 @@ def test_coding_agents_speak_to_every_family(name):
     late = {"role": "system", "content": "A late rule."}
     text = of.decode(of.prompt(ChatRequest((*rules, QUESTION), (TOOL,))).ids)
     assert [text.count(each["content"]) for each in (*rules, QUESTION)] == [1, 1, 1]
-    if "a call" in of.family().written:
+    if "a call" in written_kinds(of):
         cycle = (*rules, QUESTION, PROBES["a call"], RESULT, late)
         text = of.decode(of.prompt(ChatRequest(cycle, (TOOL,))).ids)
         assert text.index("Rule 2.") < text.index(RESULT["content"]) < text.index("A late rule.")

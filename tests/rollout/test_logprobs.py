@@ -15,8 +15,7 @@ import torch
 
 from etude.core.call import ChatRequest, Completion, Usage
 from etude.engines.embedded import EmbeddedEngine
-from etude.engines.openai_compatible import OpenAiEngine
-from etude.engines.openai_config import OpenAiLlmConfig
+from etude.engines.openai_compatible import OpenAiEngine, OpenAiLlmConfig
 from etude.store.journal import Journal
 from tests.rollout.running import collect_one
 from tests.support import EchoEngine, ScriptedEngine

@@ -18,7 +18,7 @@ from etude.core.errors import CapabilityError
 from etude.core.sample import Kind
 from etude.core.trajectory import Method
 from etude.engines.local import OpponentsConfig
-from etude.engines.openai_config import OpenAiLlmConfig
+from etude.engines.openai_compatible import OpenAiLlmConfig
 
 EVERY_KIND: frozenset[Method] = frozenset({"samples", "pairs", "imitation"})
 """All algorithms, by the kind of data that they learn from."""

@@ -28,7 +28,7 @@ from etude.backends.job_training import Interrupted, News, TooLittleMemory, trai
 from etude.backends.state_folders import StateFolders
 from etude.core.errors import EtudeError, TrainingError, error_words
 from etude.core.process import set_up_process
-from etude.engines.programs import exit_words, last_lines
+from etude.engines.programs import last_lines
 from etude.learner.learner import TrainingCanceled
 from etude.learner.team import PeerLost, Team, join_team
 from etude.models.device import choose_device, choose_dtype, dtype_name
@@ -148,9 +148,10 @@ class ForkedProcess:
 
         def note_end() -> None:
             loop.remove_reader(process.sentinel)
-            if process.exitcode == _FORK_SERVER_LOST:
+            code = process.exitcode or 0
+            if code == _FORK_SERVER_LOST:
                 self._send(signal.SIGKILL)  # It still runs, but nobody would learn how it ends.
-            self._end.set_result(exit_words(process.exitcode) if process.exitcode else None)
+            self._end.set_result(f"exit code {code}" if code > 0 else f"signal {-code}" if code else None)
 
         loop.add_reader(process.sentinel, note_end)
 

@@ -23,7 +23,7 @@ from etude.core.sample import Sample
 from etude.core.secrets import keep_secret
 from etude.core.training_rows import GrpoRow
 from etude.core.trajectory import DPOItem, EpisodeItem, Trajectory
-from etude.engines.openai_config import OpenAiLlmConfig, PlainAddress
+from etude.engines.openai_compatible import OpenAiLlmConfig, PlainAddress
 from etude.store.run_folder import KEY_STEP
 from etude.wire.retries import RetryReason, describe, is_worth_retrying, retry_after
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from etude.core.evaluation import FailureCause
-    from etude.engines.bill import Bill
+    from etude.engines.ledger import Bill
     from etude.preflight.finding import Findings
     from etude.store.figures import Summary
 

@@ -67,7 +67,7 @@ def list_(output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
 @report_errors
 def show(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     """Show a run: its facts, epochs and validations, and its bill."""
-    from etude.engines.bill import read_bill
+    from etude.engines.ledger import read_bill
     from etude.store.facts import find_run, read_facts
 
     path = find_run(run, output_dir)

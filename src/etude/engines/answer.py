@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from etude.core.call import ChatRequest, Completion, Delta, Sampling
 from etude.core.errors import EngineError, ImpossibleCall, PromptTooLong
-from etude.core.message import Message, message_text
+from etude.core.message import Message
 from etude.core.threads import call_off_loop
+from etude.models.answer_parsing import Decode
 from etude.models.grammar import FORM
 from etude.models.template import Prompt
 from etude.models.text_codec import constrained_sampling
@@ -41,9 +42,7 @@ class TokenEngine(Protocol):
         """Free all resources; unfinished requests fail."""
 
 
-def before_stop(
-    ids: Sequence[int], stops: Sequence[str], held: int, decode: Callable[[Sequence[int]], str]
-) -> str | None:
+def before_stop(ids: Sequence[int], stops: Sequence[str], held: int, decode: Decode) -> str | None:
     """Return the text before the earliest stop string, or None if it has none of them.
 
     Stop strings within the first `held` tokens, which `min_tokens` holds back, do not count.
@@ -69,7 +68,8 @@ _MAY_BE_THOUGHT = re.compile(
 async def sample_message(engine: TokenEngine, request: ChatRequest) -> Completion:
     """Sample one assistant message from an engine that continues token ids. Raises EngineError."""
     codec = engine.codec
-    prompt, sampling = await call_off_loop(prompt_characters(request), _prepare_request, codec, request)
+    size = len(request.prompt or ()) + sum(len(str(part)) for part in (*request.messages, *request.tools))
+    prompt, sampling = await call_off_loop(size, _prepare_request, codec, request)
     ids = prompt.ids
     on_delta = None if request.on_delta is None else AnswerStream(codec, request, ids).add
     try:
@@ -104,15 +104,6 @@ def _prepare_request(codec: TextCodec, request: ChatRequest) -> tuple[Prompt, Sa
         prompt = Prompt(tuple(codec.tokenizer(given)["input_ids"] if isinstance(given, str) else given))
     require_room(codec, prompt.ids)
     return prompt, sampling
-
-
-def prompt_characters(request: ChatRequest) -> int:
-    """Return roughly how many characters a request's prompt has."""
-    if request.prompt is not None:
-        return len(request.prompt)
-    calls = [call for message in request.messages for call in message.get("tool_calls") or ()]
-    texts = sum(len(message_text(message)) for message in request.messages)
-    return texts + sum(len(str(part)) for part in (*request.tools, *calls))
 
 
 def require_room(codec: TextCodec, ids: Sequence[int]) -> None:
@@ -172,22 +163,17 @@ class AnswerStream:
         count, content, reasoning = len(self._ids), "", ""
         if count - self._read_at > count // _READ_EACH:
             self._read_at = count
-            content, reasoning = self._certain(self._certain_text())
+            content, reasoning = self._certain()
         self._content, self._reasoning = self._content + content, self._reasoning + reasoning
         prompt_ids = self._prompt_ids if count == 1 else None
         self._on_delta(replace(token, content=content, reasoning=reasoning, prompt_ids=prompt_ids))
 
-    def _certain_text(self) -> str:
-        """Return the text so far, without what may begin a stop string or a character, and before a stop."""
-        ids = self._ids[:-1] if self._ids[-1] in self._stop_ids else self._ids
-        text = self._decode(ids).rstrip("\ufffd")
-        if positions := [position for stop in self._stops if (position := text.find(stop)) >= 0]:
-            return text[: min(positions)]
+    def _certain(self) -> tuple[str, str]:
+        """Return the new part of the content and of the reasoning that later tokens cannot change."""
+        text = self._decode(self._ids[:-1] if self._ids[-1] in self._stop_ids else self._ids).rstrip("\ufffd")
+        positions = [position for stop in self._stops if (position := text.find(stop)) >= 0]
         begun = [size for stop in self._stops for size in range(1, len(stop)) if text.endswith(stop[:size])]
-        return text[: len(text) - max(begun, default=0)]
-
-    def _certain(self, text: str) -> tuple[str, str]:
-        """Return the new, certain part of the content and of the reasoning."""
+        text = text[: min(positions, default=len(text) - max(begun, default=0))]
         if self._request.prompt is not None:
             return text[len(self._content) :], ""
         try:

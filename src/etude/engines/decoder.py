@@ -8,9 +8,8 @@ from itertools import islice
 
 import torch
 
-from etude.engines.fused_llama import FusedLlama
-from etude.engines.fused_weights import can_fuse
-from etude.engines.kv_slots import COLUMN_STEP, KvSlots, SlotTable, StepPlan, rounded_up
+from etude.engines.fused_llama import FusedLlama, can_fuse
+from etude.engines.kv_slots import COLUMN_STEP, KvSlots, SlotTable, rounded_up
 from etude.engines.sampler import LiveRow, append_samples
 from etude.engines.step_inputs import InputMaker, Prefix, make_ragged_inputs, shared_prefixes, tensor
 from etude.models.architecture import layer_kinds, logits_after
@@ -159,27 +158,21 @@ class SlotDecoder:
         plan = self._inputs.plan(numbers_3BT, slot_B, span, self._kv, leading=leading)
         for row, count in zip(rows, counts, strict=True):
             row.cached += count
-        read = tensor([index for index, row in enumerate(rows) if row.pending == 0], self._policy.device)
-        logits_BV = self._logits(plan)
-        return logits_BV if len(read) == len(slots) else logits_BV[read]
-
-    def _logits(self, plan: StepPlan) -> torch.Tensor:
-        """Return the logits [B, V] after each row's last token."""
+        logits_BV: torch.Tensor
         if self._fused is not None:
-            count, width = plan.ids_BT.shape
-            last = torch.arange(width - 1, count * width, width)
-            return self._fused(self._inputs.pad_left(plan), self._kv, last)
-        masks = plan.masks
-        output = self._policy.model(
-            input_ids=plan.ids_BT,
-            position_ids=plan.position_BT,
-            attention_mask=masks if len(masks) > 1 else masks[self._kinds[0]],
-            past_key_values=self._kv,
-            use_cache=True,
-            logits_to_keep=1,
-        )
-        logits_BV: torch.Tensor = output.logits[:, -1]
-        return logits_BV
+            last = torch.arange(width - 1, len(slots) * width, width)
+            logits_BV = self._fused(self._inputs.pad_left(plan), self._kv, last)
+        else:
+            logits_BV = self._policy.model(
+                input_ids=plan.ids_BT,
+                position_ids=plan.position_BT,
+                attention_mask=plan.masks if len(plan.masks) > 1 else plan.masks[self._kinds[0]],
+                past_key_values=self._kv,
+                use_cache=True,
+                logits_to_keep=1,
+            ).logits[:, -1]
+        read = tensor([index for index, row in enumerate(rows) if row.pending == 0], self._policy.device)
+        return logits_BV if len(read) == len(slots) else logits_BV[read]
 
 
 def fuses(policy: Policy) -> bool:

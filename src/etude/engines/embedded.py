@@ -21,6 +21,7 @@ from etude.engines.answer import TokenEngine, before_stop, sample_message
 from etude.engines.decoder import MOST_ROWS, RaggedDecoder, RecomputeDecoder, SlotDecoder, fuses
 from etude.engines.graph_decoder import GraphDecoder
 from etude.engines.sampler import LiveRow, uniforms
+from etude.models.answer_parsing import Decode
 from etude.models.architecture import takes_key_value_slots
 from etude.models.policy import Policy
 from etude.models.text_codec import TextCodec
@@ -116,11 +117,11 @@ class EmbeddedEngine(Engine, TokenEngine):
         return await sample_message(self, request)
 
     async def sample(self, request: ChatRequest) -> Completion:
-        sampling, length = request.sampling, len(request.prompt_ids)
+        sampling, length, make = request.sampling, len(request.prompt_ids), self.codec.grammars.shaper
         if sampling.constraint is None:
-            shaper = self.codec.grammars.shaper(sampling, request.prompt_ids)
+            shaper = make(sampling, request.prompt_ids)
         else:  # Compiling a grammar may take as long as sampling many tokens.
-            shaper = await asyncio.to_thread(self.codec.grammars.shaper, sampling, request.prompt_ids)
+            shaper = await asyncio.to_thread(make, sampling, request.prompt_ids)
         wanted = self._max_tokens if sampling.max_tokens is None else sampling.max_tokens
         if sampling.min_tokens > wanted:
             raise ImpossibleCall(
@@ -156,10 +157,8 @@ class EmbeddedEngine(Engine, TokenEngine):
         self._decoder = None  # A reference to the engine must not keep its keys and values.
 
     def free_sampling_memory(self) -> None:
-        """Free the memory that only sampling needs; the next request allocates it again.
-
-        On a GPU it is kept, because allocating it takes a long time.
-        """
+        """Free the memory that only sampling needs, until the next request. A GPU's is kept: allocating it
+        takes long."""
         if self.policy.device.type != "cuda":
             with self._wake:
                 self._rests = True
@@ -240,7 +239,7 @@ class EmbeddedEngine(Engine, TokenEngine):
         decode = self.policy.template.decode
         if ids[-1] in self.policy.stop_ids or ids[-1] in sampling.stop_token_ids:
             reason, text = "stop", decode(ids[start:-1])
-        elif sampling.stop and (cut := self._before_stop_string(ids[start:], sampling)) is not None:
+        elif sampling.stop and (cut := _before_stop_string(ids[start:], sampling, decode)) is not None:
             reason, text = "stop", cut
         elif len(ids) >= job.limit:
             reason, text = "length", decode(ids[start:])
@@ -257,16 +256,14 @@ class EmbeddedEngine(Engine, TokenEngine):
             model_version=version,
         )
 
-    def _before_stop_string(self, sampled: Sequence[int], sampling: Sampling) -> str | None:
-        """Return the text before the first stop string, if one has appeared that may end the answer."""
-        if len(sampled) < sampling.min_tokens:
-            return None
-        # A character has at most four tokens, so a stop string that has just appeared is in the tail.
-        longest, decode = max(map(len, sampling.stop)), self.policy.template.decode
-        tail = decode(sampled[-4 * (longest + 1) :])
-        if not any(stop in tail for stop in sampling.stop):
-            return None
-        return before_stop(sampled, sampling.stop, sampling.min_tokens - 1, decode)
+
+def _before_stop_string(sampled: Sequence[int], sampling: Sampling, decode: Decode) -> str | None:
+    """Return the text before the first stop string, if one has appeared that may end the answer."""
+    # A character has at most four tokens, so a stop string that has just appeared is in the tail.
+    tail = decode(sampled[-4 * (max(map(len, sampling.stop)) + 1) :])
+    if len(sampled) < sampling.min_tokens or not any(stop in tail for stop in sampling.stop):
+        return None
+    return before_stop(sampled, sampling.stop, sampling.min_tokens - 1, decode)
 
 
 def _hand_over(news: Sequence[tuple[_Job, _News]]) -> None:

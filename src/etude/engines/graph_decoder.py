@@ -116,7 +116,9 @@ class GraphDecoder:
         self._refresh: Replay | None = None
         """Takes changed weights from the same memory."""
         token = 2 * len(self._fused.layers) * self._fused.key_size * self._fused.dtype.itemsize
-        self._tokens = int(_SHARE * _free_memory(policy.device)) // token
+        is_cuda = policy.device.type == "cuda"  # Tests take another device.
+        free = torch.cuda.mem_get_info(policy.device)[0] if is_cuda else 1 << 28
+        self._tokens = int(_SHARE * free) // token
         """Tokens for whose keys and values there is memory."""
         self._begin(_COLUMNS)
 
@@ -305,11 +307,6 @@ class GraphDecoder:
         probs_RV = torch.softmax(logits_RV, dim=-1)
         ids_R, logprobs_R = draw(probs_RV, uniform_R1, greedy_R[:count, None] > 0)
         return logits_RV, torch.stack([ids_R.float(), logprobs_R])
-
-
-def _free_memory(device: torch.device) -> int:
-    """Return the bytes of a CUDA device's memory that nobody uses; elsewhere, a number for tests."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 1 << 28
 
 
 def cuda_graphs(device: torch.device) -> Record:

@@ -6,7 +6,6 @@ Import this module only to sample: commands that sample nothing should not wait 
 from __future__ import annotations
 
 import asyncio
-import ssl
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -21,6 +20,14 @@ from etude.wire.retries import Refusal, Retryable, describe, to_failure
 
 _KEEPALIVE_SECONDS = 4.0
 """uvicorn, and so vLLM, closes idle connections after 5 s. Closing them earlier avoids a race on reuse."""
+_FAILURES: tuple[tuple[type[Exception], type[httpx.RequestError]], ...] = (
+    (aiohttp.ConnectionTimeoutError, httpx.ConnectTimeout),
+    (TimeoutError, httpx.ReadTimeout),
+    (aiohttp.ClientConnectorError, httpx.ConnectError),
+    (ValueError, httpx.LocalProtocolError),
+    (OSError, httpx.ReadError),
+    (aiohttp.ClientError, httpx.RemoteProtocolError),
+)
 _CONNECT_SECONDS = 15.0
 """Seconds for making a connection, including its TLS handshake."""
 
@@ -69,11 +76,9 @@ class HttpClient:
                 if not isinstance(error.__cause__, aiohttp.ClientConnectionResetError):
                     raise
                 response = await self._send(method, url, content, own)
+        pieces = limit_stream(_read_pieces(response, asked), response.headers, asked, self._megabytes)
         try:
-            yield (
-                response,
-                limit_stream(_read_pieces(response, asked), response.headers, asked, self._megabytes),
-            )
+            yield response, pieces
         finally:
             response.close()  # This closes the connection too, if the answer was not read to its end.
 
@@ -139,17 +144,6 @@ def _as_httpx(asked: Callable[[], httpx.Request]) -> Iterator[None]:
     """Raise aiohttp's errors as httpx's, which all other clients here raise."""
     try:
         yield
-    except aiohttp.ConnectionTimeoutError as error:
-        raise httpx.ConnectTimeout("", request=asked()) from error
-    except TimeoutError as error:
-        raise httpx.ReadTimeout("", request=asked()) from error
-    except aiohttp.ClientConnectorError as error:
-        is_tls = isinstance(error.os_error, ssl.SSLError)
-        words = str(error.os_error) if is_tls else "All connection attempts failed"
-        raise httpx.ConnectError(words, request=asked()) from error
-    except (aiohttp.InvalidURL, ValueError) as error:
-        raise httpx.LocalProtocolError(str(error), request=asked()) from error
-    except (aiohttp.ClientOSError, OSError) as error:
-        raise httpx.ReadError(str(error), request=asked()) from error
-    except aiohttp.ClientError as error:
-        raise httpx.RemoteProtocolError(str(error), request=asked()) from error
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        kind = next(theirs for ours, theirs in _FAILURES if isinstance(error, ours))
+        raise kind(str(error), request=asked()) from error

@@ -220,8 +220,6 @@ class _Held:
     row: LiveRow | None = None
     blocks: list[int] = field(default_factory=list)
     """Keys in the table's `_blocks` that lead to this slot."""
-    uses: int = 0
-    """How often other rows began with its tokens; halved each time this saves the slot."""
 
     @property
     def length(self) -> int:
@@ -262,10 +260,17 @@ class SlotTable:
         With `reuse`, the tokens that it shares with its conversation's slot count as read. If it shares more
         with another slot, `copies` will copy them from there.
         """
-        held, shared = self._best_own(row) if reuse else (None, 0)
-        source, more = self._find_similar_slot(row) if reuse else (None, 0)
+        held, shared = None, 0
+        for idle in self._idle if reuse else ():
+            if idle.conversation == row.conversation:
+                # The last token is always read again, because its logits are needed.
+                alike = min(shared_length(idle.ids, row.ids), len(row.ids) - 1)
+                held, shared = (idle, alike) if alike > shared else (held, shared)
+        blocks = [*_blocks(row.ids)] if reuse else []
+        known = [block for block in blocks if block in self._blocks]
+        source = next(iter(self._blocks[known[-1]])) if known else None
+        more = 0 if source is None else min(shared_length(source.ids, row.ids), len(row.ids) - 1)
         if source is not None and source is not held and more > shared:
-            source.uses += 1
             held, leader, slot = held or self._find_free_slot(), source.row, source.slot
             if leader is None:
                 self._copies.append((row, Copy(slot, held.slot, more)))
@@ -280,7 +285,7 @@ class SlotTable:
                 del self._blocks[block]
         held.row, held.conversation, held.ids = row, row.conversation, row.ids
         row.slot, row.cached = held.slot, shared
-        held.blocks = [*_blocks(held.ids)] if reuse else []
+        held.blocks = blocks
         for block in held.blocks:
             self._blocks.setdefault(block, {})[held] = None
 
@@ -313,7 +318,7 @@ class SlotTable:
         """Invalidate the contents of all slots; rows in them are read again from the start."""
         self._blocks.clear()
         for held in self._held:
-            held.blocks, held.uses = [], 0
+            held.blocks = []
             if held.row is None:
                 held.ids = []
             else:
@@ -331,41 +336,11 @@ class SlotTable:
                 row.slot = slot
         return Copy(first, second, lengths[0]), Copy(second, first, lengths[1])
 
-    def _best_own(self, row: LiveRow) -> tuple[_Held | None, int]:
-        """Return the idle slot of the row's conversation with most of its tokens, and how many."""
-        best, most = None, 0
-        for held in self._idle:
-            if held.conversation == row.conversation:
-                # The last token is always read again, because its logits are needed.
-                shared = min(shared_length(held.ids, row.ids), len(row.ids) - 1)
-                if shared > most:
-                    best, most = held, shared
-        return best, most
-
-    def _find_similar_slot(self, row: LiveRow) -> tuple[_Held | None, int]:
-        """Return a slot that begins, or will begin, with most of the row's tokens, and with how many."""
-        best = None
-        for block in _blocks(row.ids):
-            if block not in self._blocks:
-                break
-            best = next(iter(self._blocks[block]))
-        return (None, 0) if best is None else (best, min(shared_length(best.ids, row.ids), len(row.ids) - 1))
-
     def _find_free_slot(self) -> _Held:
-        """Return a slot of any conversation: an unused or new one, else the one released longest ago.
-
-        A slot whose tokens other rows began with is spared, the more often the longer. So system prompts
-        outlive the time between two uses.
-        """
+        """Return a slot of any conversation: an unused or new one, else the one released longest ago."""
         if not self._unused and (len(self) < self._kept or not self._idle):
             self._grow(max(len(self), _FIRST_SLOTS) if len(self) < self._kept else len(self) // 2)
-        if self._unused:
-            return self._unused.pop()
-        while (oldest := next(iter(self._idle))).uses:
-            oldest.uses //= 2
-            del self._idle[oldest]
-            self._idle[oldest] = None
-        return oldest
+        return self._unused.pop() if self._unused else next(iter(self._idle))
 
     def _grow(self, count: int) -> None:
         made = [_Held(slot) for slot in range(len(self), len(self) + count)]

@@ -1,4 +1,4 @@
-"""The ledger: the one place that counts a run's spending and limits it.
+"""The ledger: the one place that counts a run's spending and limits it; and the bill, read from its journal.
 
 A call is charged when it is made, even if its answer is lost. A resumed run reads answers from its journal,
 so it pays for nothing twice. The ledger reserves the most that a call can cost before it begins. A call that
@@ -11,23 +11,137 @@ import asyncio
 import contextlib
 import itertools
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from etude.config.component import LlmConfig, ModelPrices
 from etude.config.schema import Config
 from etude.core.call import NO_USAGE, Usage
 from etude.core.errors import BudgetReached, RequestError
 from etude.core.interfaces import Progress
-from etude.engines.bill import Bill, BillEntry, line_key, load_bill
 from etude.engines.local import LocalLlmConfig, OpponentsConfig
 from etude.engines.meter import Purpose
-from etude.engines.openai_config import OpenAiLlmConfig
+from etude.engines.openai_compatible import OpenAiLlmConfig
 from etude.store.journal import Journal
-from etude.store.run_folder import TIME_STEP
+from etude.store.run_folder import TIME_STEP, RunFolder
+
+_CALLS = "spent/calls/"
+_JOBS = "spent/jobs/"
+
+
+@dataclass(frozen=True, slots=True)
+class BillEntry:
+    """The total usage of one model in one role and part of a run, or of a training job."""
+
+    model: str
+    """The entry of `llms`."""
+    role: str
+    """`agent`, `user`, `judge`, `teacher`, `opponent`, `other`; `training` for a job."""
+    phase: str
+    """`train/3`, `validation/5`, `eval`; for a job its name."""
+    calls: int = 0
+    """Calls that the model answered or charged for."""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens that were in the endpoint's cache."""
+    completion_tokens: int = 0
+    trained_tokens: int = 0
+    usd: float = 0.0
+    unpriced_tokens: int = 0
+    """Tokens of all kinds without a known price."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all kinds."""
+        return self.prompt_tokens + self.completion_tokens + self.trained_tokens
+
+    @property
+    def key(self) -> str:
+        """Its key in the journal."""
+        return _line_key(self.model, self.role, self.phase)
+
+    def plus_call(self, usage: Usage, usd: float | None) -> BillEntry:
+        """Return the line with one more call."""
+        unpriced = usage.prompt_tokens + usage.completion_tokens if usd is None else 0
+        return replace(
+            self,
+            calls=self.calls + 1,
+            prompt_tokens=self.prompt_tokens + usage.prompt_tokens,
+            cached_tokens=self.cached_tokens + usage.cached_tokens,
+            completion_tokens=self.completion_tokens + usage.completion_tokens,
+            usd=self.usd + (usd or 0.0),
+            unpriced_tokens=self.unpriced_tokens + unpriced,
+        )
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all fields, and `tokens`."""
+        return {**asdict(self), "tokens": self.tokens}
+
+
+@lru_cache(maxsize=256)
+def _line_key(model: str, role: str, phase: str) -> str:
+    if role == "training":
+        return f"{_JOBS}{quote(phase, safe='')}"
+    return _CALLS + "/".join(quote(part, safe="") for part in (model, role, phase))
+
+
+_AMOUNTS = tuple(each.name for each in fields(BillEntry) if each.name not in ("model", "role", "phase"))
+
+
+def total(lines: Iterable[BillEntry], *, model: str = "", role: str = "", phase: str = "") -> BillEntry:
+    """Return the sum of lines, under the given names."""
+    lines = list(lines)
+    return BillEntry(
+        model, role, phase, **{name: sum(getattr(line, name) for line in lines) for name in _AMOUNTS}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Bill:
+    """The total usage of a run so far."""
+
+    lines: tuple[BillEntry, ...] = ()
+    seconds: float = 0.0
+    """Seconds during which the run's processes were working."""
+
+    @property
+    def total(self) -> BillEntry:
+        """The sum of all lines."""
+        return total(self.lines)
+
+    def by(self, *names: str) -> list[BillEntry]:
+        """Return sums of lines grouped by `names` (`model`, `role`, `phase`), sorted by them."""
+        groups: dict[tuple[str, ...], list[BillEntry]] = {}
+        for line in self.lines:
+            groups.setdefault(tuple(getattr(line, name) for name in names), []).append(line)
+        return [total(lines, **dict(zip(names, key, strict=True))) for key, lines in sorted(groups.items())]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the lines and their sums."""
+        amounts = self.total.as_json()
+        return {
+            "total": {name: amounts[name] for name in (*_AMOUNTS, "tokens")},
+            "lines": [line.as_json() for line in self.lines],
+            "hours": self.seconds / 3600,
+        }
+
+
+def load_bill(journal: Journal) -> Bill:
+    """Read a run's bill from its journal. Raises StoreError."""
+    lines = tuple(BillEntry(**value) for prefix in (_CALLS, _JOBS) for _, value in journal.scan(prefix))
+    return Bill(lines, (journal.get(TIME_STEP) or {}).get("seconds", 0.0))
+
+
+def read_bill(run: Path) -> Bill:
+    """Read the bill of the run in a folder. Raises StoreError."""
+    with RunFolder.read(run) as folder:
+        return load_bill(folder.journal)
+
 
 Unit: TypeAlias = Literal["usd", "tokens", "hours"]
 
@@ -60,12 +174,9 @@ class Limit:
 
 def find_prices(config: Config) -> dict[str, ModelPrices]:
     """Return the prices of a config's models by name, without models that have none."""
-    prices: dict[str, ModelPrices] = {}
-    for name, llm in config.llms.items():
-        of = config.llms[llm.of] if isinstance(llm, OpponentsConfig) and llm.prices is None else llm
-        if of.prices is not None:
-            prices[name] = of.prices
-    return prices
+    own = {name: llm.prices for name, llm in config.llms.items() if llm.prices is not None}
+    opponents = {name: llm.of for name, llm in config.llms.items() if isinstance(llm, OpponentsConfig)}
+    return {name: own[of] for name, of in opponents.items() if of in own} | own
 
 
 def unpriced_models(config: Config) -> list[str]:
@@ -195,7 +306,7 @@ class Ledger:
         """
         if usage != NO_USAGE:
             price = self.prices.get(model)
-            known = self._lines.get(line_key(model, purpose.role, purpose.phase))
+            known = self._lines.get(_line_key(model, purpose.role, purpose.phase))
             line = known or BillEntry(model, purpose.role, purpose.phase)
             self._set(line.plus_call(usage, None if price is None else price.call_price(usage)))
         self.release(number)
@@ -287,7 +398,7 @@ class Ledger:
         before = self._lines.get(line.key, _NOTHING)
         self._lines[line.key] = line
         self._use(line, before)
-        self._journal.put_soon(line.key, line.to_row())
+        self._journal.put_soon(line.key, asdict(line))
 
     def _use(self, line: BillEntry, before: BillEntry) -> None:
         for limit in self.limits:

@@ -26,7 +26,6 @@ from etude.store.files import damage_in, note_sums, open_draft
 if TYPE_CHECKING:
     from etude.config.builder import Builder
     from etude.engines.embedded import EmbeddedEngine
-    from etude.models.policy import Policy
 
 
 class TinyConfig(BaseModel, extra="forbid"):
@@ -150,9 +149,17 @@ async def local(config: LocalLlmConfig, builder: Builder) -> AsyncIterator[Embed
     from etude.engines.embedded import EmbeddedEngine
     from etude.models.policy import Policy
 
-    other = await _policy_with_same_base(config, builder)
+    policy, base = None, (config.model, config.loading)
+    # The unchanged weights of an earlier entry are shared. Each entry has its own tiny model.
+    for name, other in builder.config.llms.items():
+        if other is config or config.model is None or policy is not None:
+            break
+        if isinstance(other, LocalLlmConfig) and (other.model, other.loading) == base:
+            earlier = innermost(await builder.get_llm(name))
+            if isinstance(earlier, EmbeddedEngine) and not earlier.policy.weights_id:
+                policy = earlier.policy.share_tensors()
     engine = EmbeddedEngine(
-        other.share_tensors() if other is not None else Policy.load(source, **config.loading),
+        policy or Policy.load(source, **config.loading),
         max_tokens=config.max_tokens,
         deterministic=builder.config.finetuning.deterministic,
     )
@@ -160,23 +167,6 @@ async def local(config: LocalLlmConfig, builder: Builder) -> AsyncIterator[Embed
         yield engine
     finally:
         await engine.close()
-
-
-async def _policy_with_same_base(config: LocalLlmConfig, builder: Builder) -> Policy | None:
-    """Return the still unchanged policy of an earlier entry with the same weights, or None."""
-    from etude.engines.embedded import EmbeddedEngine
-
-    base = config.model, config.loading
-    if config.model is None:
-        return None  # Each entry has its own tiny model.
-    for name, other in builder.config.llms.items():
-        if other is config:
-            break
-        if isinstance(other, LocalLlmConfig) and (other.model, other.loading) == base:
-            engine = innermost(await builder.get_llm(name))
-            if isinstance(engine, EmbeddedEngine) and not engine.policy.weights_id:
-                return engine.policy
-    return None
 
 
 async def base_weights_folder(config: LocalLlmConfig, builder: Builder) -> str | Path:

@@ -110,6 +110,7 @@ class Child(Protocol):
 
     async def send_folder(self, folder: Path) -> str:
         """Make a local folder available on its machine, and return the path there. Raises EtudeError."""
+        return str(folder)
 
     async def drop_folder(self, name: str) -> None:
         """Release the folder of this name that was sent to its machine."""
@@ -149,7 +150,7 @@ class LocalChild(Child):
             os.close(self._lifeline)
             self._lifeline = None
         await self._output.wait()
-        how = f"ended with {exit_words(code)}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+        how = f"ended with exit code {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
         return ProcessEnd(how, code)
 
     def kill(self) -> None:
@@ -164,21 +165,17 @@ class LocalChild(Child):
         self.kill()
         await self.ended()
 
+    async def catch_up(self) -> None:
+        """Return at once: output is written to the log as it is printed."""
+
+    async def drop_folder(self, name: str) -> None:
+        """Leave the folder to its owner."""
+
     def _send(self, number: signal.Signals) -> None:
         """Send a signal to the process group while the guard lives; later its number may be reused."""
         if self._lifeline is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
-
-    async def catch_up(self) -> None:
-        """Return at once: output is written to the log as it is printed."""
-
-    async def send_folder(self, folder: Path) -> str:
-        """Return the folder itself."""
-        return str(folder)
-
-    async def drop_folder(self, name: str) -> None:
-        """Leave the folder to its owner."""
 
 
 class LocalLauncher(Launcher):
@@ -210,9 +207,6 @@ class LocalLauncher(Launcher):
             await process.stdin.drain()
         process.stdin.close()
         return LocalChild(process, lifeline, output, command)
-
-
-_EXCEPTION = re.compile(r"\b[A-Z]\w*(?:Error|Exception): .+")
 
 
 _GUARDED = """
@@ -270,7 +264,7 @@ def last_lines(path: Path, count: int = 12) -> str:
 
 def last_exception(path: Path, start: int = 0) -> str | None:
     """Return the last exception that a log names from byte `start` on, with its text, or None."""
-    named = _EXCEPTION.findall(read_tail(path, 2**18, start))
+    named = re.findall(r"\b[A-Z]\w*(?:Error|Exception): .+", read_tail(path, 2**18, start))
     return named[-1].strip() if named else None
 
 
@@ -327,40 +321,25 @@ class MaskedLines:
         self._rest = b""
 
     def add(self, piece: bytes) -> bytes:
-        """Add a piece, and return the lines that it completes, masked."""
+        """Add a piece, and return the lines that it completes, masked. An empty piece ends the last line."""
         data = self._rest + piece
         # Progress bars end their lines with a carriage return.
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if len(data) - end > _LONGEST_LINE:
             end = len(data)
-        self._rest = data[end:]
-        return _mask(data[:end])
-
-    def end(self) -> bytes:
-        """Return the last, unfinished line, masked."""
-        data, self._rest = self._rest, b""
-        return _mask(data)
-
-
-def _mask(data: bytes) -> bytes:
-    return masked(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+        # After the last piece, the rest is an unfinished line.
+        lines, self._rest = (data[:end], data[end:]) if piece else (data, b"")
+        return masked(lines.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
 def _copy(reading: int, file: IO[bytes]) -> None:
     lines = MaskedLines()
     with file, os.fdopen(reading, "rb", buffering=0) as pipe:
-        while piece := pipe.read(2**16):
-            _write(file, lines.add(piece))
-        _write(file, lines.end())
-
-
-def _write(file: IO[bytes], data: bytes) -> None:
-    # A full disk must not stop the child.
-    with contextlib.suppress(OSError):
-        file.write(data)
-        file.flush()
-
-
-def exit_words(code: int) -> str:
-    """Return a process's exit code in words."""
-    return f"exit code {code}" if code >= 0 else f"signal {-code}"
+        while True:
+            piece = pipe.read(2**16)
+            # A full disk must not stop the child.
+            with contextlib.suppress(OSError):
+                file.write(lines.add(piece))
+                file.flush()
+            if not piece:
+                return

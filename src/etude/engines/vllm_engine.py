@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,9 +27,6 @@ from etude.wire.client import (
 )
 from etude.wire.retries import Retryable
 
-_MOST_CONVERSATIONS = 2**17
-"""Conversations to remember; the least recently used ones may move to another process."""
-
 
 class VllmProcesses:
     """Processes with the same model and LoRA weights; a conversation stays at one while that one runs.
@@ -45,7 +42,6 @@ class VllmProcesses:
         self._homes: dict[str, VllmProcess] = {}
         """The process of each conversation, least recently used first."""
         self._turn = 0
-        self._changed = self.processes[0].changed
         self._source = ""
 
     @property
@@ -107,13 +103,9 @@ class VllmProcesses:
             process = usable[self._turn % len(usable)]
             self._turn += 1
         self._homes[conversation] = process
-        if len(self._homes) > _MOST_CONVERSATIONS:
+        if len(self._homes) > 2**17:  # The least recently used one may move.
             del self._homes[next(iter(self._homes))]
         return process
-
-    def has_other(self, avoid: Collection[VllmProcess]) -> bool:
-        """Return whether a process outside `avoid` is ready now."""
-        return any(process not in avoid for process in self._ready())
 
     def status(self) -> dict[str, Any]:
         """Return the state of the processes, as fields of `GET /engine/status`."""
@@ -140,23 +132,20 @@ class VllmProcesses:
 
     async def _wait_for_ready(self, seconds: float) -> list[VllmProcess]:
         """Wait until a process is ready, and return all that are. Raises EngineAway."""
-        if ready := self._ready():
-            return ready
-
-        def is_decided() -> bool:
-            coming = any(process.state in ("starting", "restarting") for process in self.processes)
-            return bool(self._ready()) or not coming
-
+        changed = self.processes[0].changed
         try:
-            async with asyncio.timeout(seconds), self._changed:
-                await self._changed.wait_for(is_decided)
+            async with asyncio.timeout(seconds):
+                while not (ready := self.ready()):
+                    if all(process.state in ("stopped", "failed") for process in self.processes):
+                        raise EngineAway("vLLM does not run; /engine/status says why")
+                    async with changed:
+                        await changed.wait()
         except TimeoutError as error:
             raise EngineAway(f"vLLM is not back after {seconds:g} s; /engine/status says why") from error
-        if ready := self._ready():
-            return ready
-        raise EngineAway("vLLM does not run; /engine/status says why")
+        return ready
 
-    def _ready(self) -> list[VllmProcess]:
+    def ready(self) -> list[VllmProcess]:
+        """Return the processes that can take requests now."""
         return [process for process in self.processes if process.state == "running"]
 
 
@@ -207,48 +196,35 @@ class VllmEngine:
         # A stream costs vLLM and this process several times as much, so only requests with a listener get
         # one.
         body = self._body(request) | form | {"stream": request.on_delta is not None}
-        heard = 0
-
-        def note_token(token: Delta) -> None:
-            nonlocal heard
-            assert request.on_delta is not None
-            heard += 1
-            request.on_delta(token)
-
         while True:
             process = await self._processes.choose(conversation, self._wait, tried)
-            named = body | {"model": process.served_name(self._name)}
+            named, heard = body | {"model": process.served_name(self._name)}, list[int]()
             try:
-                listener = None if request.on_delta is None else note_token
-                completion = await self._sample_at(request, process.base_url, named, listener)
+                completion = await self._sample_at(request, process.base_url, named, heard)
             except EngineAway:
                 process.failed += 1
                 tried.add(process)
                 # A listener that has received tokens cannot be sent others.
-                if heard or not self._processes.has_other(tried):
+                if (heard and request.on_delta) or tried.issuperset(self._processes.ready()):
                     raise
             else:
                 process.answered += 1
                 return completion
 
     async def _sample_at(
-        self,
-        request: ChatRequest,
-        url: str,
-        body: Mapping[str, Any],
-        on_delta: Callable[[Delta], None] | None,
+        self, request: ChatRequest, url: str, body: Mapping[str, Any], ids: list[int]
     ) -> Completion:
-        """Sample the continuation at the process with this `url`."""
-        ids, logprobs, tops = list[int](), list[float](), list[TopLogprobs]()
+        """Sample the continuation at the process with this `url`; its tokens are added to `ids`."""
+        logprobs, tops = list[float](), list[TopLogprobs]()
         finish_reason = ""
         async for choice in self._choices(url, body):
             new, own, best = self._read(choice, request)
             ids += new
             logprobs += own
             tops += best
-            if on_delta is not None:
+            if request.on_delta is not None:
                 for token, logprob, top in zip(new, own, best or [()] * len(new), strict=True):
-                    on_delta(Delta(ids=(token,), logprobs=(logprob,), top=(top,)))
+                    request.on_delta(Delta(ids=(token,), logprobs=(logprob,), top=(top,)))
             finish_reason = choice.get("finish_reason") or finish_reason
         if not finish_reason:
             raise EngineError("vLLM ended its answer too early")
@@ -302,7 +278,11 @@ class VllmEngine:
                 if response.status != httpx.codes.OK or not body["stream"]:
                     whole = b"".join([piece async for piece in pieces])
                     if response.status != httpx.codes.OK:
-                        raise _failure(response.status, whole)
+                        reason = f"vLLM answered {response.status}: {whole.decode('utf-8', 'replace')[:300]}"
+                        # After its engine has died, vLLM answers 500 to all requests until it ends.
+                        if response.status >= 500:
+                            raise EngineAway(reason)
+                        raise ImpossibleCall(reason) if response.status in (400, 422) else EngineError(reason)
                     yield from_json(whole)["choices"][0]
                     return
                 rest = b""
@@ -336,14 +316,6 @@ class VllmEngine:
             return ids or (), logprobs or (), read.tops(request.top_logprobs)
         except (Retryable, ValueError) as error:
             raise _unreadable(error) from error
-
-
-def _failure(status: int, body: bytes) -> EngineError:
-    reason = f"vLLM answered {status}: {body.decode('utf-8', 'replace')[:300]}"
-    # After its engine has died, vLLM answers 500 to all requests until it ends.
-    if status >= 500:
-        return EngineAway(reason)
-    return ImpossibleCall(reason) if status in (400, 422) else EngineError(reason)
 
 
 def _unreadable(error: Exception) -> EngineError:

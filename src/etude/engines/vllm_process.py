@@ -73,7 +73,7 @@ class VllmOptions:
 
     @property
     def log(self) -> Path:
-        """The file with all its output, secrets masked. Each new vLLM appends to it."""
+        """The file that all its output is appended to, secrets masked."""
         return self.folder / "vllm.log"
 
 
@@ -178,9 +178,11 @@ class VllmProcess:
         await self._set("starting")
         try:
             await self._spawn()
-        except BaseException as error:
-            failed = isinstance(error, EngineError)
-            await self._set("failed" if failed else "stopped", str(error) if failed else "")
+        except EngineError as error:
+            await self._set("failed", str(error))
+            raise
+        except BaseException:
+            await self._set("stopped")
             raise
         await self._set("running")
         self._watching = asyncio.create_task(self._watch(), name="watch vllm")
@@ -239,16 +241,14 @@ class VllmProcess:
         Raises EngineError if vLLM refuses them.
         """
         self._loras[name] = folder
-        if self.state != "running":
+        if self.state != "running" or self._child is None:
             return False
-        # Not `load_inplace`: it reads the folder again at every step, and changes answers in the middle.
-        await self._load(name, folder)
+        await self._load(self._child, name, folder)
         return True
 
-    async def _load(self, name: str, folder: Path) -> None:
-        if self._child is None:
-            raise EngineError("vLLM does not run")
-        path = await self._child.send_folder(folder)
+    async def _load(self, child: Child, name: str, folder: Path) -> None:
+        path = await child.send_folder(folder)
+        # Not `load_inplace`: it reads the folder again at every step, and changes answers in the middle.
         await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path})
 
     async def remove_lora(self, name: str) -> None:
@@ -290,7 +290,7 @@ class VllmProcess:
             loaded = set[str]()
             while missing := self._loras.keys() - loaded:  # More may be added during a load.
                 name = missing.pop()
-                await self._load(name, self._loras[name])
+                await self._load(child, name, self._loras[name])
                 loaded.add(name)
         except BaseException as error:
             # It has no requests to finish, and would take minutes to react to SIGTERM.
@@ -300,12 +300,11 @@ class VllmProcess:
             raise
 
     async def _is_healthy(self) -> bool:
-        seconds = min(10.0, self.options.hung_seconds)
-        try:
+        with contextlib.suppress(httpx.HTTPError):
+            seconds = min(10.0, self.options.hung_seconds)
             reply = await self._http().get(f"{self.base_url}/health", timeout=seconds)
-        except httpx.HTTPError:
-            return False
-        return reply.status_code == httpx.codes.OK
+            return bool(reply.status_code == httpx.codes.OK)
+        return False
 
     def _http(self) -> httpx.AsyncClient:
         """Return the shared client: making one blocks the event loop for tens of milliseconds."""

@@ -19,7 +19,7 @@ from etude.core.interfaces import Engine, innermost
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.engines.local import LocalLlmConfig, OpponentsConfig
-from etude.engines.openai_config import OpenAiLlmConfig
+from etude.engines.openai_compatible import OpenAiLlmConfig
 from etude.store.facts import stored_at
 from etude.store.journal import Journal
 from etude.store.log import ModelLog

@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from etude.core.errors import RequestError
-from etude.engines.fused_weights import is_llama
+from etude.engines.fused_llama import is_llama
 from etude.learner.tree import TreeLayout
 from etude.learner.tree_attention import AttentionSpec, Scores, attend, attending
 from etude.models.architecture import SLIDING, layer_kinds, text_config

@@ -13,7 +13,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, TypeAlias
@@ -181,21 +181,16 @@ class RendererReader:
             list(ids), tools=list(tools) or None, prompt_ids=list(prompt_ids)
         )
         thinking = (parsed.reasoning_content or "").strip()
-        calls = _read_attempts(parsed.tool_calls, tools) if tools else None
-        if calls is None:
-            return Answer(self._unread(parsed, prompt_ids, ids), thinking)
-        return Answer(parsed.content.strip(), thinking, calls)
-
-    def _unread(self, parsed: Any, prompt_ids: Sequence[int], ids: Sequence[int]) -> str:
-        """Return the content of an answer, including the raw text from its first call on."""
-        starts = [call.token_span[0] for call in parsed.tool_calls if call.token_span]
-        if not starts:
-            return "\n".join(
-                filter(None, [parsed.content.strip(), *(call.raw for call in parsed.tool_calls)])
-            )
-        before = self._renderer.parse_response(list(ids[: min(starts)]), prompt_ids=list(prompt_ids))
-        rest = decode_ids(self._tokenizer, ids[min(starts) :])
-        return "\n".join(filter(None, [before.content.strip(), rest]))
+        with suppress(ValueError):
+            if tools:
+                calls = tuple(_read_call(call, tools) for call in parsed.tool_calls)
+                return Answer(parsed.content.strip(), thinking, calls)
+        # The text from the first call on becomes content, as it was sampled.
+        rest = [call.raw for call in parsed.tool_calls]
+        if starts := [call.token_span[0] for call in parsed.tool_calls if call.token_span]:
+            parsed = self._renderer.parse_response(list(ids[: min(starts)]), prompt_ids=list(prompt_ids))
+            rest = [decode_ids(self._tokenizer, ids[min(starts) :])]
+        return Answer("\n".join(filter(None, [parsed.content.strip(), *rest])), thinking)
 
     def write(self, messages: Sequence[Message]) -> str:
         """Render a prompt as text. Raises any exception of the package."""
@@ -224,22 +219,15 @@ Reader: TypeAlias = TemplateReader | RendererReader
 """Reads a model's answers; `name` is the family's or the syntax's."""
 
 
-def _read_attempts(attempts: Sequence[Any], tools: Sequence[Tool]) -> tuple[tuple[str, str], ...] | None:
-    calls = []
-    for call in attempts:
-        try:
-            written = written_arguments(call.raw, call.name, tools)
-        except ValueError:
-            return None
-        # Arguments that are invalid as JSON may still be valid in the syntax, such as Python's `True`.
-        # A call of an unknown tool is the agent's to answer.
-        is_whole = call.status in ("ok", "unknown_tool") or (
-            call.status == "invalid_json" and written is not None
-        )
-        if not call.name or not is_whole:
-            return None
-        calls.append((call.name, json_text(call.arguments if written is None else written)))
-    return tuple(calls)
+def _read_call(call: Any, tools: Sequence[Tool]) -> tuple[str, str]:
+    """Return a call's name and arguments. Raises ValueError if it is not whole."""
+    written = written_arguments(call.raw, call.name, tools)
+    # Arguments that are invalid as JSON may still be valid in the syntax, such as Python's `True`.
+    # A call of an unknown tool is the agent's to answer.
+    known = ("ok", "unknown_tool") if written is None else ("ok", "unknown_tool", "invalid_json")
+    if not call.name or call.status not in known:
+        raise ValueError("the call is not whole")
+    return call.name, json_text(call.arguments if written is None else written)
 
 
 @contextmanager
@@ -256,53 +244,61 @@ def decode_ids(tokenizer: Any, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-_TAGGED = {
-    "qwen-3.5": r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
-    r"(?=\s*(?:<parameter=|(?:</function>\s*)?\Z))",
-    "glm-4.5": r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
-    r"(?=\s*(?:<arg_key>|\Z))",
-}
-"""Patterns for arguments in tags, by syntax. An argument ends where another follows, or at the end."""
-_PATTERNS = {name: re.compile(pattern, re.DOTALL) for name, pattern in _TAGGED.items()}
-_BEGINNINGS = {
-    "qwen-3.5": re.compile(r"\s*<function=[^>\n]+>"),
-    "glm-4.5": re.compile(r"\s*[^\s<>{}\"]+\s*(?=<arg_key>)"),
-}
+_TAGGED = [
+    (re.compile(beginning), re.compile(argument, re.DOTALL))
+    for beginning, argument in (
+        (  # Qwen 3.5
+            r"\s*<function=[^>\n]+>",
+            r"<parameter=(?P<key>[^>\n]+)>\n?(?P<value>.*?)\n?</parameter>"
+            r"(?=\s*(?:<parameter=|(?:</function>\s*)?\Z))",
+        ),
+        (  # GLM 4.5
+            r"\s*[^\s<>{}\"]+\s*(?=<arg_key>)",
+            r"<arg_key>\s*(?P<key>.*?)\s*</arg_key>\s*<arg_value>(?P<value>.*?)</arg_value>"
+            r"(?=\s*(?:<arg_key>|\Z))",
+        ),
+    )
+]
+"""Patterns of a call and of its arguments in tags. An argument ends where another follows, or at the end."""
 _TAG = re.compile(r"</?(?:parameter|arg_key|arg_value)\b|<tool_call>")
-_QUOTE = '<|"|>'
+_NO_TEXT = re.compile(r"[\[{\d-]|(?:true|false|null|True|False|None)\Z")
+"""Matches where a value that is not a text begins, in JSON or Python."""
 _BARE = re.compile(r"([^\s{}\[\],:][^{}\[\],:]*)(:?)")
 """A key, or a value that is not a string, in Gemma 4's syntax."""
-_WORDS = {"true": True, "false": False, "null": None, "True": True, "False": False, "None": None}
-"""Constants of JSON and Python."""
 _KINDS: Mapping[type, set[str]] = {
     bool: {"boolean"},
     type(None): {"null"},
     int: {"integer", "number"},
     float: {"number"},
-    str: {"string"},
     list: {"array"},
     dict: {"object"},
 }
 
 
 def written_arguments(raw: str, name: str, tools: Sequence[Tool]) -> dict[str, Any] | None:
-    """Parse the arguments of a call from its text without markers. Return None if they are plain JSON.
+    """Parse the arguments of a call in tags, or in Gemma 4's syntax. Return None if they are in neither.
 
     Raises ValueError if the text is incomplete.
     """
     if raw.startswith("call:"):
-        value = read_json(_gemma_json(raw.partition("{")[2]))
+        pieces = enumerate(("{" + raw.partition("{")[2]).split('<|"|>'))
+        plain = [json.dumps(piece) if at % 2 else _BARE.sub(_quote_key, piece) for at, piece in pieces]
+        value = read_json("".join(plain))
         if not isinstance(value, dict):
             raise ValueError("no arguments by name")
         return value
-    for syntax, pattern in _BEGINNINGS.items():
-        if begin := pattern.match(raw):
-            body, argument = raw[begin.end() :], _PATTERNS[syntax]
+    for beginning, argument in _TAGGED:
+        if begin := beginning.match(raw):
+            body = raw[begin.end() :]
             if _TAG.search(argument.sub("", body)):
                 raise ValueError("an argument is not whole")
             values = {each["key"]: each["value"] for each in argument.finditer(body)}
             return convert_arguments(values, name, tools)
     return None
+
+
+def _quote_key(match: re.Match[str]) -> str:
+    return json.dumps(match[1].strip() if match[2] else _value(match[1], None)) + match[2]
 
 
 def convert_arguments(arguments: Mapping[str, Any], name: str, tools: Sequence[Tool]) -> dict[str, Any]:
@@ -326,27 +322,16 @@ def convert_arguments(arguments: Mapping[str, Any], name: str, tools: Sequence[T
 
 def _value(text: str, kinds: set[str] | None) -> Any:
     """Return the value of one of these kinds that the text can stand for, or else the text."""
-    for value in _readings(text.strip()):
-        if kinds is None or not kinds.isdisjoint(_kind(value)):
-            return value
-    return text
-
-
-def _readings(text: str) -> Iterator[Any]:
-    """Yield the non-string values that a text may stand for."""
-    if text in _WORDS:
-        yield _WORDS[text]
-        return
-    if text[:1] not in "[{-0123456789":
-        return
-    for read in (read_json, ast.literal_eval):
+    plain = text.strip()
+    for read in (read_json, ast.literal_eval) if _NO_TEXT.match(plain) else ():
         try:
-            value = read(text)
+            value = read(plain)
             json.dumps(value, allow_nan=False)
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             continue
-        if isinstance(value, list | dict) or read is read_json:
-            yield value
+        if kinds is None or not kinds.isdisjoint(_KINDS.get(type(value), ())):
+            return value
+    return text
 
 
 def _kinds(schema: Any) -> set[str] | None:
@@ -354,7 +339,7 @@ def _kinds(schema: Any) -> set[str] | None:
     if not isinstance(schema, Mapping):
         return None
     if choices := [schema["const"]] if "const" in schema else schema.get("enum"):
-        return set().union(*map(_kind, choices))
+        return set().union(*(_KINDS.get(type(each), {"string"}) for each in choices))
     if named := schema.get("type"):
         return {named} if isinstance(named, str) else {*named}
     found = [_kinds(branch) for branch in schema.get("anyOf") or schema.get("oneOf") or ()]
@@ -362,24 +347,6 @@ def _kinds(schema: Any) -> set[str] | None:
     return set().union(*known) if known and len(known) == len(found) else None
 
 
-def _kind(value: Any) -> set[str]:
-    """Return the names that JSON schemas have for a value's type."""
-    if isinstance(value, float) and value.is_integer():
-        return {"integer", "number"}
-    return _KINDS[type(value)]
-
-
 def json_text(arguments: Any) -> str:
     """Return a call's arguments as JSON text, unless they are text already."""
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-
-
-def _gemma_json(body: str) -> str:
-    """Convert `text:<|"|>a<|"|>,count:1}` to JSON; Python's constants are allowed."""
-
-    def bare(match: re.Match[str]) -> str:
-        word = match[1].strip()
-        return json.dumps(word if match[2] else next(_readings(word), word)) + match[2]
-
-    pieces = enumerate(("{" + body).split(_QUOTE))
-    return "".join(json.dumps(piece) if index % 2 else _BARE.sub(bare, piece) for index, piece in pieces)

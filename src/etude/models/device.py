@@ -69,9 +69,7 @@ def copy_to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def usable_cores() -> int:
     """Return the number of cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -107,8 +105,10 @@ def available_memory(device: str = "cpu") -> int | None:
 
         held = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return int(torch.cuda.mem_get_info(device)[0]) + held
-    limit, used = _cgroup_number("memory.max"), _cgroup_number("memory.current")
-    rooms = [] if limit is None or used is None else [max(0, limit - used)]
+    rooms = list[int]()
+    with suppress(OSError, ValueError):  # Outside a container there is no file, or the limit is `max`.
+        limit, used = (int((_CGROUP / name).read_text("ascii")) for name in ("memory.max", "memory.current"))
+        rooms.append(max(0, limit - used))
     with suppress(OSError):
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
         rooms += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
@@ -124,12 +124,3 @@ def release_freed_memory() -> None:
 def shown_bytes(count: float) -> str:
     """Format a number of bytes, in powers of 1000: `1.5 GB`."""
     return decimal(round(count))
-
-
-def _cgroup_number(name: str) -> int | None:
-    """Read a number from a file of this process's cgroup; None outside a container or without a number."""
-    try:
-        text = (_CGROUP / name).read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-    return int(text) if text.isdigit() else None

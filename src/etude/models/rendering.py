@@ -16,7 +16,6 @@ from etude.core.errors import EngineError, ImpossibleCall, RequestError
 from etude.core.json_text import read_json
 from etude.core.message import Message, Tool, is_text, message_text
 from etude.models.answer_parsing import decode_ids
-from etude.models.probe import MORE, PROBES, QUESTION, RESULT, THOUGHT, TOOL
 
 _KEPT_TEXTS = 1024
 """Size of the cache of renderings: all generations of one example start with the same prompt."""
@@ -29,6 +28,52 @@ _MARK = 73_019_000_000
 _THINKING_KEYS = ("reasoning_content", "thinking", "reasoning")
 INLINE = "content"
 """The `thinking_key` of templates with thinking inside the content, in `<think>` tags."""
+
+QUESTION: Message = {"role": "user", "content": "A probed question?"}
+NAME, ARGUMENTS = "probed_name", {"count": 1, "text": "probed value"}
+LINES = 'probed value\nIt\'s a \\new "line".'
+THOUGHT, ANSWER = "A probed thought", "A probed answer."
+
+TOOL: Tool = {
+    "type": "function",
+    "function": {
+        "name": NAME,
+        "description": "A probe.",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "count": {"type": "integer", "description": "A probed number."},
+                "text": {"type": "string", "description": "A probed text."},
+            },
+            "required": ["count", "text"],
+        },
+    },
+}
+"""The tool that the probe answers call."""
+
+
+def _answer(
+    content: str = "", thinking: str = "", calls: int = 0, arguments: Mapping[str, Any] = ARGUMENTS
+) -> Message:
+    function = {"name": NAME, "arguments": json.dumps(arguments)}
+    made = [{"id": f"probe{index:04d}", "type": "function", "function": function} for index in range(calls)]
+    thought = {"reasoning_content": thinking} if thinking else {}
+    return {"role": "assistant", "content": content, **thought, **({"tool_calls": made} if calls else {})}
+
+
+PROBES: Mapping[str, Message] = {
+    "text": _answer(ANSWER),
+    "a call": _answer(calls=1),
+    "thinking": _answer(ANSWER, THOUGHT),
+    "thinking and a call": _answer(thinking=THOUGHT, calls=1),
+    "text and a call": _answer(ANSWER, calls=1),
+    "two calls": _answer(calls=2),
+    "several lines of text": _answer(calls=1, arguments={**ARGUMENTS, "text": LINES}),
+}
+"""Probe answers by content. Arguments are JSON text, as in OpenAI's format."""
+
+MORE: Message = {"role": "user", "content": "And more?"}
+RESULT: Message = {"role": "tool", "tool_call_id": "probe0000", "name": NAME, "content": "A probed result."}
 
 _MARKED = "<system>\n{}\n</system>"
 """The form of a later system message inside a user turn."""
@@ -284,15 +329,10 @@ class Rendering:
             first = [_as_user("{}", first[0])]
             if later and later[0]["role"] == "user":
                 first, later = [_join([*first, later[0]])], later[1:]
-        messages = [*first, *later]
-        runs = [(role, [*run]) for role, run in groupby(messages, key=lambda message: message.get("role"))]
-        if all(role != "user" or len(run) == 1 for role, run in runs) or self._takes_users:
-            return messages
-        return [
-            message
-            for role, run in runs
-            for message in ([_join(run)] if role == "user" and len(run) > 1 else run)
-        ]
+        if self._takes_users:
+            return [*first, *later]
+        runs = groupby([*first, *later], key=lambda message: message.get("role") == "user")
+        return [message for is_user, run in runs for message in ([_join([*run])] if is_user else run)]
 
     @cached_property
     def _takes_first(self) -> bool:
@@ -389,4 +429,4 @@ def _as_user(form: str, message: Message) -> Message:
 
 
 def _join(messages: Sequence[Message]) -> Message:
-    return {"role": messages[-1]["role"], "content": "\n\n".join(message["content"] for message in messages)}
+    return messages[-1] | {"content": "\n\n".join(message["content"] for message in messages)}

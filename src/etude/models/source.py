@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from etude.core.errors import RequestError, nearest
+from etude.core.errors import RequestError, first_line, nearest
 from etude.store.files import TO_EXPORT, WEIGHTS_FILE
 from etude.store.journal import Journal
 from etude.store.run_folder import BASE_STEPS
@@ -43,7 +43,7 @@ def locate(source: str | Path) -> str:
             get_session().head(constants.ENDPOINT, timeout=5.0)
             return name
         except Exception as error:  # noqa: BLE001  which library asks is the hub client's choice
-            why = f"{constants.ENDPOINT}: {_first_line(error)}"
+            why = f"{constants.ENDPOINT}: {first_line(error)}"
     cached = cached_folder(name)
     if cached is None and name == PACKAGED and packaged_folder().is_dir():
         return str(packaged_folder())
@@ -80,21 +80,8 @@ def is_gguf(source: str | Path) -> bool:
 def local_path(source: str | Path) -> Path | None:
     """Return the folder or GGUF file that `source` names, with `~` expanded, or None if there is none."""
     path = _expand(source)
-    return path if _is_folder(path) or is_gguf(path) else None
-
-
-def loading_error(source: str | Path, error: Exception) -> RequestError:
-    """Return the one-line error to raise when `transformers` cannot load a model."""
-    reason = _first_line(error)
-    if not isinstance(error, OSError | ValueError | ImportError | RuntimeError):
-        # The error is about a value and does not mention files.
-        odd = reason if " " in reason else f"{type(error).__name__}: {reason}"
-        reason = f"something in its files is not as transformers expects ({odd}); get them again"
-    if local_path(source) is not None:
-        return RequestError(f"cannot load the model '{source}': {reason}")
-    return RequestError(
-        f"there is no folder '{source}', and from the Hugging Face hub it cannot be loaded: {reason}"
-    )
+    # pathlib's version raises if it lacks permission, and for names that are too long.
+    return path if os.path.isdir(path) or is_gguf(path) else None  # noqa: PTH112
 
 
 def _require_path(source: str | Path) -> None:
@@ -103,7 +90,7 @@ def _require_path(source: str | Path) -> None:
     A source is a path if it cannot be a name on the hub, or if its first folder exists.
     """
     path, name = _expand(source), str(source)
-    if _is_folder(path):
+    if os.path.isdir(path):  # noqa: PTH112
         if (path / _LORA_CONFIG).is_file():
             why = (
                 "that folder holds LoRA weights, not a model: merge them into their base, as `etude export` "
@@ -120,25 +107,18 @@ def _require_path(source: str | Path) -> None:
     elif os.path.exists(path):  # noqa: PTH110
         why = "a model is a folder, or a file that ends in .gguf"
     else:
-        beside = list[str]()
         first, slash, _ = name.partition("/")
-        if isinstance(source, str) and _HUB_NAME.fullmatch(name) and not (slash and _is_folder(Path(first))):
+        if isinstance(source, str) and _HUB_NAME.fullmatch(name) and not (slash and os.path.isdir(first)):  # noqa: PTH112
             return
+        why = "the folder does not exist"
         with suppress(OSError):
-            beside = [each.name for each in path.parent.iterdir()]
-        close = nearest(path.name, beside)
-        hint = f"; did you mean '{path.with_name(close)}'?" if close is not None else ""
-        why = f"the folder does not exist{hint}"
+            if close := nearest(path.name, [each.name for each in path.parent.iterdir()]):
+                why += f"; did you mean '{path.with_name(close)}'?"
     raise RequestError(f"cannot load the model '{name}': {why}")
 
 
 def _expand(source: str | Path) -> Path:
     return Path(os.path.expanduser(source))  # noqa: PTH111  pathlib's raises where there is no such user
-
-
-def _is_folder(path: Path) -> bool:
-    # pathlib's version raises if it lacks permission, and for names that are too long.
-    return os.path.isdir(path)  # noqa: PTH112
 
 
 def cached_folder(name: str) -> Path | None:
@@ -147,12 +127,6 @@ def cached_folder(name: str) -> Path | None:
 
     config = try_to_load_from_cache(name, _CONFIG)
     return Path(config).parent if isinstance(config, str) else None
-
-
-def _first_line(error: Exception) -> str:
-    """Return the first line of an error, or all lines as one if the first ends in a colon."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return " ".join(line.strip() for line in lines) if lines[0].rstrip().endswith(":") else lines[0]
 
 
 _SUFFIXES = frozenset({".safetensors", ".gguf", ".bin", ".json", ".jinja", ".model", ".txt"})
@@ -200,21 +174,14 @@ def require_base(journal: Journal, name: str, source: str) -> bool:
 
 
 def _file_digests(source: str) -> dict[str, Any]:
-    place = local_path(source) or cached_folder(source)
+    place, digests = local_path(source) or cached_folder(source), dict[str, str]()
     files = [] if place is None else [place] if place.is_file() else sorted(place.iterdir())
-    files = [each for each in files if each.suffix in _SUFFIXES]
-    is_commit = place is not None and _COMMIT.fullmatch(place.name)
-    return {
-        "source": source,
-        "commit": place.name if place is not None and is_commit else None,
-        "files": {path.name: _digest(path) for path in files if path.is_file()},
-    }
-
-
-def _digest(path: Path) -> str:
-    """Return a file's SHA-256, which is the name of large files in the hub's cache."""
-    stored = path.resolve()
-    if stored.parent.name == "blobs" and _SHA256.fullmatch(stored.name):
-        return stored.name
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    for path in files:
+        if path.suffix in _SUFFIXES and path.is_file():
+            # Large files in the hub's cache have their SHA-256 as name.
+            digests[path.name] = path.resolve().name
+            if not _SHA256.fullmatch(digests[path.name]):
+                with path.open("rb") as file:
+                    digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+    commit = place.name if place is not None and _COMMIT.fullmatch(place.name) else None
+    return {"source": source, "commit": commit, "files": digests}

@@ -7,7 +7,7 @@ tokens stay exactly as they were sampled.
 from __future__ import annotations
 
 import json
-from collections import Counter
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -19,10 +19,22 @@ from etude.core.message import Message, Tool, message_text
 from etude.core.sample import shared_length
 from etude.models.answer_parsing import RendererReader
 from etude.models.family import Family, find_family, probed_turn
-from etude.models.probe import MORE, PROBES, QUESTION, RESULT, THOUGHT, TOOL, CallForm, call_form
-from etude.models.rendering import Options, Rendering
+from etude.models.rendering import (
+    ARGUMENTS,
+    MORE,
+    NAME,
+    PROBES,
+    QUESTION,
+    RESULT,
+    THOUGHT,
+    TOOL,
+    Options,
+    Rendering,
+)
 
 _SHOWN_CHARACTERS = 60
+_CALL = re.compile(rf'{NAME}(.*?){{\s*"count":\s*1,\s*"text":\s*"{ARGUMENTS["text"]}"\s*}}', re.DOTALL)
+"""Matches a probe's call; the group is the text between its name and its arguments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +62,22 @@ class _Piece:
     is_sampled: bool = False
     end: str = ""
     """The end-of-turn token that ends a sampled text."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """The text around the names and JSON arguments of an answer's tool calls.
+
+    An answer with one call is `prefix NAME between ARGUMENTS suffix` and the end-of-turn token. With two
+    calls it is `prefix NAME between ARGUMENTS separator NAME between ARGUMENTS suffix` and that token.
+    """
+
+    prefix: str
+    """Starts where the prompt ends. In families that always write thinking, it contains an empty thought."""
+    between: str
+    suffix: str
+    separator: str | None
+    """None if answers of the family have at most one call."""
 
 
 class ChatTemplate:
@@ -152,22 +180,19 @@ class ChatTemplate:
     @cached_property
     def call_form(self) -> CallForm | None:
         """How the template writes tool calls; None if it writes none, or their arguments are not JSON."""
-        single, double = (probed_turn(self.rendering, PROBES[kind], {}) for kind in ("a call", "two calls"))
-        return None if single is None else call_form(single[1], None if double is None else double[1])
+        turns = [probed_turn(self.rendering, PROBES[kind], {}) for kind in ("a call", "two calls")]
+        single, double = ([] if turn is None else _CALL.split(turn[1]) for turn in turns)
+        if len(single) != 3:
+            return None
+        prefix, between, suffix = single
+        is_alike = len(double) == 5 and [*double[:2], double[3]] == [prefix, between, between]
+        return CallForm(prefix, between, suffix, double[2] if is_alike else None)
 
-    @cached_property
-    def drops_thinking(self) -> bool:
-        """Whether the template drops the thinking of earlier answers once the user speaks again."""
-        return self._drops("thinking", MORE)
-
-    @cached_property
-    def drops_thinking_at_once(self) -> bool:
-        """Whether it also drops it after an answer that calls a tool, when the result follows."""
-        return self._drops("thinking and a call", RESULT)
-
-    def _drops(self, kind: str, following: Message) -> bool:
-        tools = [TOOL] if following is RESULT else []
-        text = self.rendering.text_or_none([QUESTION, PROBES[kind], following], tools, {})
+    def drops_thinking(self, *, at_once: bool = False) -> bool:
+        """Return whether the template drops earlier thinking once the user speaks again, or `at_once`, when
+        the result of a call follows."""
+        kind, following = ("thinking and a call", RESULT) if at_once else ("thinking", MORE)
+        text = self.rendering.text_or_none([QUESTION, PROBES[kind], following], [TOOL] * at_once, {})
         return self.rendering.thinking_key is not None and text is not None and THOUGHT not in text
 
     def _extension(
@@ -190,7 +215,12 @@ class ChatTemplate:
         if thinking and self.rendering.thinking_key is not None and thinking not in longer:
             return None  # The tokens contain thinking that the template drops.
         family = self.family(request.template_options)
-        new = [self.rendering.for_template(message) for message in _name_tools(messages)[len(spoken) :]]
+        calls = [each for message in spoken for each in message.get("tool_calls") or () if each.get("id")]
+        names = {each["id"]: {"name": each["function"]["name"]} for each in calls}
+        new = [
+            self.rendering.for_template(names.get(message.get("tool_call_id"), {}) | message)
+            for message in messages[len(spoken) :]
+        ]
         if before == (request.tools, request.template_options):
             extended = family.extend(prompt_ids, completion_ids, new, request.tools)
             if extended is not None:
@@ -225,16 +255,13 @@ class ChatTemplate:
         index = sum(end <= shared_length(closed, now) for end in ends)
         message = spoken[index]
         is_over = any(later.get("role") not in ("assistant", "tool") for later in messages[index + 1 :])
-        is_meant = self.drops_thinking if is_over else self.drops_thinking_at_once
+        is_meant = self.drops_thinking(at_once=not is_over)
         thinking = message.get("reasoning_content")
         if message.get("role") == "assistant" and is_meant and (not thinking or thinking not in now):
             when = "once the user speaks again" if is_over else "as soon as it is over"
             return f"role assistant: its thinking is left out {when}", False
-        kinds = {"thinking": thinking or "</think>" in str(message.get("content"))}
-        kinds["tool calls"] = message.get("tool_calls")
-        found = " and ".join(kind for kind, is_there in kinds.items() if is_there)
-        role = f"role {message.get('role')}" + (f" with {found}" if found else "")
-        return f"{role}: rewritten once the conversation goes on", True
+        calls = " with tool calls" if message.get("tool_calls") else ""
+        return f"role {message.get('role')}{calls}: rewritten once the conversation goes on", True
 
     @cached_property
     def _end_of_turn(self) -> str:
@@ -246,17 +273,6 @@ class ChatTemplate:
         end = self.rendering.end_of_turn(asked, closed, longer)
         tokens = self.rendering.end_tokens
         return str(self.tokenizer.eos_token or next(iter(tokens))) if end is None else longer[slice(*end)]
-
-
-def _name_tools(messages: Sequence[Message]) -> list[Message]:
-    calls = [call for message in messages for call in message.get("tool_calls") or ()]
-    names = {call.get("id"): call["function"]["name"] for call in calls}
-    return [
-        {"name": names[message.get("tool_call_id")], **message}
-        if message.get("role") == "tool" and message.get("tool_call_id") in names
-        else message
-        for message in messages
-    ]
 
 
 def _split_turns(rendering: Rendering, messages: Sequence[Message], tools: Sequence[Tool]) -> list[_Piece]:
@@ -349,8 +365,9 @@ def _require_whole(message: Message, where: str, written: str, rendering: Render
                 "model is to write it"
             )
     functions = [call["function"] for call in message.get("tool_calls") or ()]
-    for name, count in Counter(function["name"] for function in functions).items():
-        if squeezed.count(_strip_spaces(name)) < count:
+    names = [function["name"] for function in functions]
+    for name in names:
+        if squeezed.count(_strip_spaces(name)) < names.count(name):
             raise RequestError(
                 f"{where}: the model's chat template does not write all calls of {name!r}, so that they "
                 "would not be learned; choose a model whose template writes tool calls, or put the calls "

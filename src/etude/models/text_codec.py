@@ -16,8 +16,7 @@ from etude.core.errors import ImpossibleCall, RequestError
 from etude.core.message import Tool
 from etude.models.architecture import original_length
 from etude.models.grammar import FORM, Grammars, json_rule, lark_grammar_from, lark_literal, lark_without
-from etude.models.probe import CallForm
-from etude.models.template import ChatTemplate
+from etude.models.template import CallForm, ChatTemplate
 from etude.models.weights import loading
 
 _DIGITS_TOGETHER = re.compile(r"Ġ?\d\d|Ġ\d")

@@ -18,9 +18,9 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from etude.core.errors import EtudeError, StoreError
+from etude.core.errors import EtudeError, RequestError, StoreError, first_line
 from etude.models.architecture import model_class
-from etude.models.source import loading_error, local_path, pretrained_arguments
+from etude.models.source import local_path, pretrained_arguments
 from etude.store.files import note_sum, require_as_written
 
 
@@ -38,7 +38,15 @@ def loading(source: str | Path) -> Iterator[tuple[str, dict[str, str], Any]]:
     except EtudeError:
         raise
     except Exception as error:  # transformers raises almost any for an odd config or file.
-        raise loading_error(source, error) from error
+        reason = first_line(error)
+        if not isinstance(error, OSError | ValueError | ImportError | RuntimeError):
+            # The error is about a value and does not mention files.
+            odd = reason if " " in reason else f"{type(error).__name__}: {reason}"
+            reason = f"something in its files is not as transformers expects ({odd}); get them again"
+        what = f"cannot load the model '{source}'"
+        if local_path(source) is None:
+            what = f"there is no folder '{source}', and from the Hugging Face hub it cannot be loaded"
+        raise RequestError(f"{what}: {reason}") from error
 
 
 _NoNumbersError: type[Exception] = vars(torch.serialization)["pickle"].UnpicklingError

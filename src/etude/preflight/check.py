@@ -29,7 +29,7 @@ from etude.core.call import ChatRequest, Completion
 from etude.core.episode import Example, ToolSet
 from etude.core.errors import CapabilityError, EngineError
 from etude.engines.local import LocalLlmConfig, make_base, require_local_extra
-from etude.engines.openai_config import OPENAI_URL, OpenAiLlmConfig
+from etude.engines.openai_compatible import OPENAI_URL, OpenAiLlmConfig
 from etude.preflight.estimate import Estimate, check_spending, estimate_run, play_some, target_blocks
 from etude.preflight.finding import Findings
 from etude.processes.pool import number_of_runners

@@ -16,8 +16,7 @@ from etude.config.builder import Builder
 from etude.config.schema import Config
 from etude.core.call import ChatRequest, Sampling
 from etude.core.errors import EtudeError, install_command
-from etude.engines.openai_compatible import OpenAiEngine
-from etude.engines.openai_config import OpenAiLlmConfig
+from etude.engines.openai_compatible import OpenAiEngine, OpenAiLlmConfig
 from etude.models.device import available_memory, choose_device, shown_bytes, usable_cores
 from etude.preflight.finding import Findings
 from etude.store.backup import probe

@@ -14,8 +14,14 @@ from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
 from etude.core.errors import RequestError
 from etude.core.stats import estimate
-from etude.engines.bill import BillEntry, load_bill
-from etude.engines.ledger import find_prices, how_to_price, require_bounded, unpriced_models
+from etude.engines.ledger import (
+    BillEntry,
+    find_prices,
+    how_to_price,
+    load_bill,
+    require_bounded,
+    unpriced_models,
+)
 from etude.loop.training_data import TargetWatch
 from etude.preflight.finding import Findings
 from etude.runtime import open_runtime

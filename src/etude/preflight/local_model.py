@@ -14,7 +14,7 @@ from etude.core.errors import EtudeError, RequestError
 from etude.engines.local import LocalLlmConfig
 from etude.models.device import available_memory, choose_device, choose_dtype, shown_bytes
 from etude.models.policy import LoraOptions, Policy
-from etude.models.probe import TOOL
+from etude.models.rendering import TOOL
 from etude.models.source import is_gguf
 from etude.models.text_codec import load_tokenizer
 from etude.models.weights import load_outline, loading

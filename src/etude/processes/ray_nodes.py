@@ -116,7 +116,7 @@ class RayChild(Child):
         killed.cancel()
         # Ray may take a minute to notice a lost node, and waiting for it is useless.
         await asyncio.wait({following}, timeout=_LOST_SECONDS)
-        self._write(self._lines.end())
+        self._write(self._lines.add(b""))
         if not following.done():
             following.cancel()
             return ProcessEnd("was lost with its node", is_lost=True)

@@ -30,7 +30,7 @@ from etude.core.errors import BudgetReached, EtudeError, RequestError, StoreErro
 from etude.core.history import EpochEntry, entry_sort_key
 from etude.core.interfaces import Progress
 from etude.core.keys import content_hash
-from etude.engines.bill import Bill, BillEntry, load_bill, total
+from etude.engines.ledger import Bill, BillEntry, load_bill, total
 from etude.store.journal import Json
 from etude.store.log import end_of_run, read_states
 from etude.store.run_folder import RunFolder

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from etude.config.document import value_at
 from etude.core.history import Entry, History, Score
-from etude.engines.bill import load_bill
+from etude.engines.ledger import load_bill
 from etude.store.episodes import list_phases, phase_epoch
 from etude.store.facts import RunFacts, imported_lines
 from etude.store.figures import causes_in, failed_counts

@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import BaseModel, Field, SecretStr, model_validator
 
 from etude.config.finetuning import TrainerAdapterConfig
-from etude.engines.openai_config import PlainAddress
+from etude.engines.openai_compatible import PlainAddress
 
 
 class ArtBackendConfig(BaseModel, extra="forbid"):
