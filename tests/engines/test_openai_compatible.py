@@ -33,32 +33,15 @@ ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "o
 def answer(**choice: Any) -> dict[str, Any]:
     """A chat completion as vLLM 0.32 writes it, optional fields and all."""
     logprobs = [{"token": "ab", "logprob": p, "bytes": [97, 98], "top_logprobs": []} for p in LOGPROBS]
-    message = {
-        "role": "assistant",
-        "content": "ababab",
-        "refusal": None,
-        "annotations": None,
-        "audio": None,
-        "function_call": None,
-        "tool_calls": [],
-        "reasoning": None,
-    }
+    unset = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "reasoning"))
+    message = {"role": "assistant", "content": "ababab", "tool_calls": [], **unset}
+    usual = {"index": 0, "message": message, "logprobs": {"content": logprobs}, "finish_reason": "stop"}
     return {
         "id": "chatcmpl-1",
         "object": "chat.completion",
         "created": 1_763_000_000,
         "model": "tiny",
-        "choices": [
-            {
-                "index": 0,
-                "message": message,
-                "logprobs": {"content": logprobs},
-                "finish_reason": "stop",
-                "stop_reason": None,
-                "token_ids": None,
-                **choice,
-            }
-        ],
+        "choices": [usual | {"stop_reason": None, "token_ids": None} | choice],
         "usage": {"prompt_tokens": 5, "total_tokens": 8, "completion_tokens": 3},
         "prompt_token_ids": None,
     }
@@ -316,13 +299,9 @@ async def test_thinking_is_a_part_of_its_own_whatever_it_is_called(remote: Remot
     assert openai == {"role": "assistant", "content": "4"}
 
 
-def with_logprob(value: Any) -> dict[str, Any]:
-    """An answer of two tokens; `value` is the second one's logprob."""
-    return answer(logprobs={"content": [{"token": "a", "logprob": -1}, {"token": "b", "logprob": value}]})
-
-
 async def test_a_logprob_may_be_above_0_by_rounding(remote: Remote) -> None:
-    remote.script = [with_logprob(2e-6)]
+    tokens = [{"token": "a", "logprob": -1}, {"token": "b", "logprob": 2e-6}]
+    remote.script = [answer(logprobs={"content": tokens})]
     assert (await outcome(remote)).logprobs == (-1.0, 2e-6)
 
 

@@ -126,16 +126,11 @@ def test_a_model_without_an_end_of_turn_is_refused():
         words.eos_token = end
 
 
-@pytest.fixture
-def on_a_mac(monkeypatch):
+def test_apples_gpus_are_taken_in_float32(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
-
-
-def test_apples_gpus_are_taken_in_float32(on_a_mac):
     assert choose_device() == choose_device("mps") == torch.device("mps")
     assert choose_dtype("auto", choose_device(), 1000) is torch.float32
-    assert choose_dtype("float16", choose_device(), 1000) is torch.float16
 
 
 def test_devices_and_types_that_are_not_there_are_a_wrong_request():
