@@ -135,6 +135,7 @@ def read(text, schema):
         ("None", {"enum": ["1", "2", None]}, None),
         ("{}", {"anyOf": [{"$ref": "#/$defs/Place"}, NULL]}, {}),
         ("True", {}, True),
+        ("1, 2", {}, "1, 2"),
         ("True", {"anyOf": BOOLEAN, "oneOf": 5}, True),
         ("[" * 5000, ARRAY, "[" * 5000),
     ],

@@ -105,7 +105,6 @@ _ALL = (
     Provider("etude", token_ids=True, more=VLLM_FIELDS),
     Provider("other", with_token_ids=_PLAIN_SAMPLING),
 )
-PROVIDERS: Mapping[str, Provider] = {provider.name: provider for provider in _ALL}
 
 OPENAI_URL = "https://api.openai.com/v1"
 
@@ -183,12 +182,11 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     @property
     def provider_there(self) -> Provider:
         """The provider: as configured, or inferred from the address; `other` if the host is unknown."""
-        host, name = f".{urlsplit(self.address).hostname or ''}", self.provider
-        if name == "auto":
-            name = next(
-                (each.name for each in _ALL if host.endswith(tuple(f".{own}" for own in each.hosts))), "other"
-            )
-        return PROVIDERS[name]
+        host = f".{urlsplit(self.address).hostname or ''}"
+        for each in _ALL if self.provider == "auto" else ():
+            if host.endswith(tuple(f".{own}" for own in each.hosts)):
+                return each
+        return next((each for each in _ALL if each.name == self.provider), _ALL[-1])
 
     @property
     def asks_for_token_ids(self) -> bool:

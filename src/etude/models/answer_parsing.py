@@ -329,7 +329,8 @@ def _value(text: str, kinds: set[str] | None) -> Any:
             json.dumps(value, allow_nan=False)
         except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
             continue
-        if kinds is None or not kinds.isdisjoint(_KINDS.get(type(value), ())):
+        is_plain = read is read_json or isinstance(value, list | dict | bool | None)
+        if is_plain and (kinds is None or not kinds.isdisjoint(_KINDS[type(value)])):
             return value
     return text
 
