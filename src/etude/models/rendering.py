@@ -248,20 +248,19 @@ class Rendering:
         Without a `reasoning_effort` option, the effort `none` turns thinking off where possible, and other
         efforts change nothing. Turning thinking off changes nothing in a template without thinking.
         """
-        effort = options.get("reasoning_effort")
-        if effort is not None and "reasoning_effort" not in self.option_names:
-            options = {name: value for name, value in options.items() if name != "reasoning_effort"}
-            if effort == "none" and "enable_thinking" in self.option_names:
-                options = {"enable_thinking": False, **options}
+        if not options:
+            return options
+        names, options = self.option_names, dict(options)
+        effort = None if "reasoning_effort" in names else options.pop("reasoning_effort", None)
+        if effort == "none" and "enable_thinking" in names:
+            options.setdefault("enable_thinking", False)
         is_off = options.get("enable_thinking") is False
-        if is_off and "enable_thinking" not in self.option_names and self.thinking_key is None:
-            options = {name: value for name, value in options.items() if name != "enable_thinking"}
-        unknown = sorted(set(options) - self.option_names) if options else []
-        if unknown:
-            names = ", ".join(sorted(self.option_names)) or "none"
+        if is_off and "enable_thinking" not in names and self.thinking_key is None:
+            del options["enable_thinking"]
+        if unknown := sorted(options.keys() - names):
             raise ImpossibleCall(
                 f"the model's chat template has no option {unknown[0]!r}; leave it out (the options that it "
-                f"has: {names})",
+                f"has: {', '.join(sorted(names)) or 'none'})",
                 param="chat_template_kwargs",
             )
         return options
