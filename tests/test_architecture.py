@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 56_557,
-    "modules": 264,
-    "lines of tests": 45_865,
+    "lines of source": 56_142,
+    "modules": 260,
+    "lines of tests": 45_705,
     "benchmark files": 12,
     "config keys": 310,
 }
