@@ -29,7 +29,7 @@ from etude.core.errors import ConfigError
 from etude.core.evaluation import EvaluationRunOutput
 from tests.cli.projects import scripted_project
 from tests.config.reference import render_reference
-from tests.forked import program
+from tests.forked import programs
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -169,7 +169,7 @@ def make_command(block: Block) -> list[str]:
 
 
 def run(command: list[str], folder: Path, where: str) -> None:
-    path = os.pathsep.join([str(program()), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    path = os.pathsep.join([str(programs()), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     result = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, env=os.environ | {"PATH": path, "COLUMNS": "110"}
     )
