@@ -24,7 +24,7 @@ from etude.protocols import Move, find_protocol
 from etude.protocols.branching import FinalAnswer, Play, Question
 from etude.rollout.collector import EpisodeJob
 from etude.store.journal import Journal
-from tests.cli.projects import change, events, process
+from tests.cli.projects import change, events, finished
 from tests.rollout.running import collect, collect_one
 from tests.server.process import ServerProcess
 from tests.support import ScriptedEngine, one_quick, read_summary
@@ -78,20 +78,14 @@ GOALS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("task", GOALS)
 def test_grpo_reaches_the_goal(task, tmp_path):
-    report = demonstrate(task, tmp_path / "demo")
+    arguments = ["--task", task, "--seed", "7", "--out", tmp_path / "demo", "--json"]
+    done = finished("demo", *arguments, folder=tmp_path, timeout=1200)
+    assert done.returncode == 0, done.stderr
+    report = events(done.stdout)[-1]
     most, least, least_greedy = GOALS[task]
     assert rewards(report["before"])["mean"] <= most
     assert rewards(report["after"])["mean"] >= least
     assert rewards(report["greedy"])["mean"] >= least_greedy
-
-
-def demonstrate(task: str, out: Path) -> dict[str, Any]:
-    """The report of a demo, made by the command."""
-    arguments = ["--task", task, "--seed", "7", "--out", out, "--json"]
-    started = process("demo", *arguments, folder=out.parent)
-    output, errors = started.communicate(timeout=1200)
-    assert started.returncode == 0, errors
-    return events(output)[-1]
 
 
 def rewards(evaluation: dict[str, Any]) -> dict[str, float]:
@@ -215,9 +209,8 @@ def trained_at_servers(
             } | at
         adapters = dict.fromkeys(config["trainer_adapters"], adapter)
         change(path, llms=config["llms"], trainer_adapters=adapters, **changes)
-        started = process("train", "config.yml", "--name", "run", folder=project)
-        _, errors = started.communicate(timeout=1200)
-        assert started.returncode == 0, errors
+        done = finished("train", "config.yml", "--name", "run", folder=project, timeout=1200)
+        assert done.returncode == 0, done.stderr
         return read_summary(project / "runs" / "run")
 
 

@@ -1,4 +1,4 @@
-"""Runs that collect ahead while a job trains, and runs with a warm-up, which survive kill -9 anywhere."""
+"""Runs that collect ahead while a job trains, and runs with a warm-up."""
 
 import asyncio
 import json
@@ -15,26 +15,10 @@ from etude.run import Run as StoredRun
 from etude.store.facts import choose_version
 from etude.verbs import train_in
 from tests import guide_parts as guide
-from tests.crashing import killed_and_whole, run_to_end
+from tests.crashing import run_to_end
 from tests.crashing import warm_up_config as config
-from tests.support import one_quick, read_summary, without_times
+from tests.support import one_quick
 from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt, learning_engine
-
-
-def outcome(run):
-    summary = read_summary(run)
-    summary["warm_up"].pop("seconds")
-    versions = {key: summary.pop(key) for key in ("best_version", "last_version")}
-    metrics = [json.loads(line) for line in (run / "training_metrics.jsonl").read_text().splitlines()]
-    for each in metrics:
-        (each.get("training") or {}).pop("tokens_per_s", None)
-    return summary, [each["digest"] for each in versions.values()], without_times(metrics)
-
-
-@pytest.mark.slow
-def test_killed_anywhere_it_ends_with_the_same_weights_and_figures(tmp_path):
-    killed, whole = killed_and_whole("warm-up", tmp_path, kills=8)
-    assert outcome(killed / "run") == outcome(whole / "run")
 
 
 def test_the_base_is_untouched_what_imitated_is_a_version_and_training_has_an_optimiser_of_its_own(tmp_path):

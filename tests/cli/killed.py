@@ -13,7 +13,7 @@ from tests.support import kept_in, without_times
 
 
 def repeatable_project(folder: Path, base: Path) -> Path:
-    """A project that trains the same each time, keeps all versions, and is backed up beside them."""
+    """A project that trains the same each time, and keeps all versions."""
     config = local_project(folder, base)
     change(
         config,
@@ -21,7 +21,6 @@ def repeatable_project(folder: Path, base: Path) -> Path:
         finetuning__num_epochs=3,
         trainer_adapters__local__lora={"r": 4},
         trainers={"epochs": {"_type": "epochs", "keep_checkpoints": "all"}},
-        storage={"address": f"file://{folder}/storage", "interval": 0.05},
     )
     return folder
 

@@ -12,14 +12,16 @@ from typing import Any
 import pytest
 
 import etude
-from tests.cli.killed import everything, killed_after, repeatable_project
+from tests.cli.killed import everything, killed_after
 from tests.cli.projects import change, events, finished, process, succeed, train_two_models
 
 
 @pytest.fixture
-def deterministic(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return repeatable_project(tmp_path, base)
+def backed_up(deterministic: Path) -> Path:
+    """A project whose runs are copied to a folder beside them."""
+    storage = {"address": f"file://{deterministic}/storage", "interval": 0.05}
+    change(deterministic / "config.yml", storage=storage)
+    return deterministic
 
 
 def whole_run(folder: Path, *command: str) -> tuple[int, dict[str, Any]]:
@@ -49,49 +51,49 @@ def check_losses(folder: Path, losses: int, seed: int) -> None:
     assert everything(folder / "runs" / "run") == expected
 
 
-def test_a_run_whose_machine_is_lost_twice_ends_as_one_that_was_not(deterministic):
-    change(deterministic / "config.yml", finetuning__num_epochs=2)
-    check_losses(deterministic, losses=2, seed=1)
+def test_a_run_whose_machine_is_lost_twice_ends_as_one_that_was_not(backed_up):
+    change(backed_up / "config.yml", finetuning__num_epochs=2)
+    check_losses(backed_up, losses=2, seed=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 12))
-def test_a_run_whose_machine_is_lost_many_times_ends_as_one_that_was_not(deterministic, seed):
-    check_losses(deterministic, losses=6, seed=seed)
+def test_a_run_whose_machine_is_lost_many_times_ends_as_one_that_was_not(backed_up, seed):
+    check_losses(backed_up, losses=6, seed=seed)
 
 
 @pytest.mark.slow
-def test_a_run_that_trains_two_models_comes_back_with_both(deterministic, base):
-    train_two_models(deterministic, base)
-    check_losses(deterministic, losses=3, seed=1)
+def test_a_run_that_trains_two_models_comes_back_with_both(backed_up, base):
+    train_two_models(backed_up, base)
+    check_losses(backed_up, losses=3, seed=1)
 
 
-def test_an_evaluation_whose_machine_is_lost_is_gone_on_with_from_python(deterministic):
+def test_an_evaluation_whose_machine_is_lost_is_gone_on_with_from_python(backed_up):
     command = ("evaluate", "config.yml", "--name", "run", "--repeat", "3")
-    _, expected = whole_run(deterministic, *command)
-    running = process(*command, folder=deterministic)
-    while running.poll() is None and not list((deterministic / "storage").glob("run/run.tar.gz")):
+    _, expected = whole_run(backed_up, *command)
+    running = process(*command, folder=backed_up)
+    while running.poll() is None and not list((backed_up / "storage").glob("run/run.tar.gz")):
         time.sleep(0.01)
     running.kill()
     running.communicate()
-    shutil.rmtree(deterministic / "runs")
-    run = etude.resume(f"file://{deterministic}/storage/run", progress=False)
+    shutil.rmtree(backed_up / "runs")
+    run = etude.resume(f"file://{backed_up}/storage/run", progress=False)
     assert everything(run.folder) == expected
 
 
 @pytest.mark.slow
-def test_a_run_that_another_folder_goes_on_with_is_told_and_not_resumed(deterministic):
-    change(deterministic / "config.yml", finetuning__num_epochs=1000)
-    older = process("train", "config.yml", "--name", "run", "--json", folder=deterministic)
+def test_a_run_that_another_folder_goes_on_with_is_told_and_not_resumed(backed_up):
+    change(backed_up / "config.yml", finetuning__num_epochs=1000)
+    older = process("train", "config.yml", "--name", "run", "--json", folder=backed_up)
     for _ in range(40):
         older.stdout.readline()
-    address = f"file://{deterministic}/storage/run"
+    address = f"file://{backed_up}/storage/run"
     few = ["-o", "finetuning.num_epochs=3"]
-    newer = finished("resume", address, *few, "--output-dir", "other", "--json", folder=deterministic)
+    newer = finished("resume", address, *few, "--output-dir", "other", "--json", folder=backed_up)
     older.kill()
     older.communicate()
     assert newer.returncode == 0, newer.stderr
     assert json.loads(newer.stdout.splitlines()[0])["event"] == "restored"
-    again = finished("resume", "run", folder=deterministic)
+    again = finished("resume", "run", folder=backed_up)
     assert again.returncode == 1
     assert "another folder has continued this run: process" in again.stderr
