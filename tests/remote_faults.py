@@ -136,15 +136,14 @@ FAULTS: dict[str, Fault] = {
     "503-date": Fault(
         "temporary", fails(503, "later", retry_after="Sun, 06 Nov 1994 08:49:37 GMT"), "HTTP 503"
     ),
-    "504": Fault("temporary", fails(504, "upstream"), "HTTP 504"),
-    "408": Fault("temporary", fails(408, "too slow"), "HTTP 408"),
-    "409": Fault("temporary", fails(409, "conflict"), "HTTP 409"),
-    "429": Fault("temporary", fails(429, "slow down"), "HTTP 429: slow down"),
-    "429-year-99999999999": Fault("temporary", fails(429, "wait", retry_after=_FAR), "HTTP 429"),
-    "429-1e300": Fault("temporary", fails(429, "wait", retry_after="1e300"), "HTTP 429"),
-    "429-nan": Fault("temporary", fails(429, "wait", retry_after="nan"), "HTTP 429"),
-    "429-negative": Fault("temporary", fails(429, "wait", retry_after="-7"), "HTTP 429"),
-    "529": Fault("temporary", fails(529, "overloaded"), "HTTP 529"),
+    **{
+        f"{status}": Fault("temporary", fails(status, "busy"), f"HTTP {status}: busy")
+        for status in (408, 409, 429, 504, 529)
+    },
+    **{
+        f"429-{number}": Fault("temporary", fails(429, "wait", retry_after=wait), "HTTP 429")
+        for number, wait in enumerate((_FAR, "1e300", "nan", "-7"))
+    },
     "reset": Fault("temporary", _resets, "Error"),
     "closed": Fault("temporary", _says_nothing, "Error"),
     "cut": Fault("temporary", sends(reply(200, _GOOD[:40], {"content-length": "4000"})), "Error"),
@@ -165,10 +164,10 @@ FAULTS: dict[str, Fault] = {
     "error-200": Fault("temporary", says(200, {"error": {"message": "gone"}}), "without choices: gone"),
     "gave-up": Fault("temporary", says(200, completion(finish_reason="abort")), "gave up"),
     "logprob-nan": Fault("temporary", _logprob(float("nan")), "malformed JSON"),
-    "logprob-7.5": Fault("temporary", _logprob(7.5), "content[0].logprob is 7.5"),
-    "logprob-1e308": Fault("temporary", _logprob(1e308), "content[0].logprob is 1e+308"),
-    "logprob--1e308": Fault("temporary", _logprob(-1e308), "content[0].logprob is -1e+308"),
-    "logprob-text": Fault("temporary", _logprob("-0.5"), "content[0].logprob is '-0.5'"),
+    **{
+        f"logprob-{value}": Fault("temporary", _logprob(value), f"content[0].logprob is {value!r}")
+        for value in (7.5, 1e308, -1e308, "text")
+    },
     "id-negative": Fault("temporary", says(200, completion(token_ids=[7, -1])), "token_ids[1] is -1"),
     "lengths": Fault("temporary", says(200, completion(token_ids=[7])), "2 logprobs"),
     "usage-negative": Fault(

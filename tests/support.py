@@ -13,15 +13,12 @@ from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import settings
-from pydantic import TypeAdapter
 
 from etude.core.call import ChatRequest, Completion, Usage
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.core.message import Message
 from etude.store.facts import read_facts
-from etude.store.journal import Journal
-from etude.store.log import read_states
 
 
 def one_quick(first: Any, *others: Any) -> list[Any]:
@@ -204,12 +201,3 @@ def read_summary(run: Path) -> dict[str, Any]:
     facts = read_facts(run)
     assert facts.ended is not None, "the run is not over"
     return facts.summary.as_json()
-
-
-def kept_in(journal: Journal) -> dict[str, Any]:
-    """Its steps, and what its records add up to, without times."""
-    steps = {key: without_times(value) for key, value in journal.scan() if not key.startswith("record/")}
-    for target, found in read_states(journal).items():
-        known = {name: value for name, value in vars(found).items() if name != "_history"}
-        steps[f"state of {target}"] = without_times(TypeAdapter(Any).dump_python(known, mode="json"))
-    return steps

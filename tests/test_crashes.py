@@ -65,16 +65,6 @@ STEP = 20
 """Operations on files from one kill to the next."""
 
 
-@pytest.fixture
-def own_folder(tmp_path: Path) -> Path:
-    """The files of the page on extending."""
-    page = ROOT / "docs" / "extending.md"
-    for block in find_blocks(page):
-        write_file(block, page, tmp_path)
-    change(tmp_path / "config.yml", finetuning__num_epochs=EPOCHS)
-    return tmp_path
-
-
 def command(name: str) -> tuple[str, ...]:
     return ("train", "config.yml", "--name", "run", "-o", f"finetuning.output_dir={name}")
 
@@ -85,20 +75,24 @@ def kept(run: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_run_of_ones_own_parts_that_is_killed_anywhere_ends_the_same(own_folder: Path):
-    """Runs are killed ever later, and each of them once more when it goes on."""
-    assert finished(*command("whole"), folder=own_folder).returncode == 0
-    whole = kept(own_folder / "whole" / "run")
+def test_a_run_of_ones_own_parts_that_is_killed_anywhere_ends_the_same(tmp_path: Path):
+    """Those of the page on extending. Runs are killed ever later, and each once more when it goes on."""
+    page = ROOT / "docs" / "extending.md"
+    for block in find_blocks(page):
+        write_file(block, page, tmp_path)
+    change(tmp_path / "config.yml", finetuning__num_epochs=EPOCHS)
+    assert finished(*command("whole"), folder=tmp_path).returncode == 0
+    whole = kept(tmp_path / "whole" / "run")
     assert len(whole["jobs"]) == EPOCHS
     for number in range(1, 100):
         name = f"killed-{number}"
-        if not is_killed(own_folder / name, STEP * number, *command(name), folder=own_folder):
+        if not is_killed(tmp_path / name, STEP * number, *command(name), folder=tmp_path):
             assert number > 2
             return
-        run, resume = own_folder / name / "run", ("resume", f"{own_folder}/{name}/run")
+        run, resume = tmp_path / name / "run", ("resume", f"{tmp_path}/{name}/run")
         if not (run / "config.yml").exists() or not (run / "run.db").exists():
             continue  # Nothing is there to go on with.
-        if is_killed(own_folder / name, STEP, *resume, folder=own_folder):
-            done = finished(*resume, folder=own_folder)
+        if is_killed(tmp_path / name, STEP, *resume, folder=tmp_path):
+            done = finished(*resume, folder=tmp_path)
             assert done.returncode == 0, done.stderr
         assert kept(run) == whole

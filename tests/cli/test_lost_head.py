@@ -1,4 +1,7 @@
-"""A run whose machine is lost: killed at any moment, its folder gone, resumed from its storage."""
+"""A run whose machine is lost: killed at any moment, its folder gone, resumed from its storage.
+
+Tests of S3 need `pip install s3fs 'moto[s3]' flask flask-cors`, and `pytest -m s3`.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import json
 import random
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +36,23 @@ def whole_run(folder: Path, *command: str) -> tuple[int, dict[str, Any]]:
     return len(events(whole.stdout)), expected
 
 
-def check_losses(folder: Path, losses: int, seed: int) -> None:
+def check_losses(folder: Path, losses: int, seed: int, *resume: str) -> None:
+    """`resume` is the address of the storage, with options; of the folder's own if it is left out."""
     command = ["train", "config.yml", "--name", "run"]
     (count, expected), choice = whole_run(folder, *command), random.Random(seed)
-    address = f"file://{folder}/storage/run"
+    again = ["resume", *(resume or (f"file://{folder}/storage/run",))]
     for _ in range(losses):
         events_seen, seconds = choice.randint(2, count - 2), choice.random() * 0.1
         is_killed = killed_after(events_seen, *command, folder=folder, seconds=seconds)
         shutil.rmtree(folder / "runs")
-        command = ["resume", address]
+        command = again
         if not is_killed:
             break
     succeed(*command)
     assert everything(folder / "runs" / "run") == expected
     # And the backup has all of it.
     shutil.rmtree(folder / "runs")
-    succeed("resume", address)
+    succeed(*again)
     assert everything(folder / "runs" / "run") == expected
 
 
@@ -66,6 +71,30 @@ def test_a_run_whose_machine_is_lost_many_times_ends_as_one_that_was_not(backed_
 def test_a_run_that_trains_two_models_comes_back_with_both(backed_up, base):
     train_two_models(backed_up, base)
     check_losses(backed_up, losses=3, seed=1)
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of an S3 server with an empty bucket; its credentials are in the environment."""
+    s3fs, moto = pytest.importorskip("s3fs"), pytest.importorskip("moto.server")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    server = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    url = f"http://{host}:{port}"
+    s3fs.S3FileSystem(client_kwargs={"endpoint_url": url}, skip_instance_cache=True).mkdir("bucket")
+    yield url
+    server.stop()
+
+
+@pytest.mark.s3
+def test_a_run_whose_machine_is_lost_goes_on_from_s3(deterministic: Path, s3: str) -> None:
+    options = {"client_kwargs": {"endpoint_url": s3}}
+    storage = {"address": "s3://bucket/etude", "interval": 0.05, "options": options}
+    change(deterministic / "config.yml", storage=storage)
+    there = ("s3://bucket/etude/run", "-o", f"storage.options.client_kwargs.endpoint_url={s3}")
+    check_losses(deterministic, 2, 1, *there)
 
 
 def test_an_evaluation_whose_machine_is_lost_is_gone_on_with_from_python(backed_up):
