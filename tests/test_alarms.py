@@ -91,15 +91,6 @@ async def test_an_alarm_in_the_last_epoch_stops_nothing_early_until_the_run_is_t
     assert f"stopped after epoch 2: {said}" in resumed.watcher.events
 
 
-async def test_a_stopped_run_goes_on_when_it_is_resumed_with_the_alarm_off(run):
-    run.finetuning.alarms = alarm("stop", 2)
-    await run.start(num_epochs=3)
-    resumed = run.restarted()
-    resumed.finetuning.alarms = alarm("off", 2)
-    await resumed.start(num_epochs=3)
-    assert epochs_done(run) == [1, 2, 3] and read_summary(run, 3).stopped is None
-
-
 class Killed(Watcher):
     """Ends the process when an alarm rings, before anything is done about it."""
 

@@ -48,9 +48,11 @@ def works(shown: Any) -> str:
 
 def test_after_a_stop(project):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tests.training.FakeAdapter.submit", lambda *args: 1 / 0)
+        patch.setattr("tests.training.FakeAdapter.wait_until_complete", lambda *args, **kwargs: 1 / 0)
         stopped = etude("train", "config.yml", "--name", "r")
     assert stopped.exit_code == 1
+    (job,) = json.loads(etude("jobs", "r", "--json").stdout)
+    assert job["status"] == "interrupted", "nobody follows it"
     for shown in (etude("runs", "show", "r"), etude("jobs", "r"), stopped):
         assert last_line(shown) == "etude resume runs/r"
     works(stopped)

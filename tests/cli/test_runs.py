@@ -43,14 +43,6 @@ def test_runs_side_by_side(project):
     assert "other against short, correct: " in shown and "finetuning.seed" in shown
 
 
-def test_a_job_that_nobody_follows_is_interrupted(project, monkeypatch):
-    monkeypatch.setattr("tests.training.FakeAdapter.wait_until_complete", lambda *args, **kwargs: 1 / 0)
-    assert etude("train", "config.yml", "--name", "r").exit_code == 1
-    (job,) = json.loads(etude("jobs", "r", "--json").stdout)
-    assert job["status"] == "interrupted"
-    assert "next: etude resume runs/r" in etude("jobs", "r").stdout
-
-
 @pytest.fixture
 def two(local, base):
     """A run of two tiny models, both trained."""

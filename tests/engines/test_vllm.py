@@ -60,8 +60,8 @@ def make_options(folder: Path, command: tuple[str, ...] = STAND_IN) -> VllmOptio
 
 
 def silent(folder: Path) -> VllmOptions:
-    """Of a stand-in that only lives."""
-    return replace(make_options(folder), arguments=("--silent",))
+    """Of a stand-in without a model."""
+    return replace(make_options(folder), arguments=("--echo",))
 
 
 @asynccontextmanager
@@ -261,7 +261,7 @@ from etude.engines.vllm_process import VllmOptions
 from etude.engines.vllm_process import VllmProcess
 
 async def main():
-    process = VllmProcess(VllmOptions(Path(sys.argv[1]), "float32", tuple(sys.argv[3:]), ("--silent",)))
+    process = VllmProcess(VllmOptions(Path(sys.argv[1]), "float32", tuple(sys.argv[3:]), ("--echo",)))
     await process.start(sys.argv[2])
     print(process.pid, flush=True)
     await asyncio.Event().wait()
