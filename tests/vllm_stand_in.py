@@ -1,8 +1,9 @@
 """Stands in for `vllm serve`, which is too large to be installed for every test.
 
 It speaks vLLM's wire format for what Etude asks of it, and answers with a real model; with `--echo` it has
-none, starts at once and answers with one token; with `--slow` it never starts, and does not listen to SIGTERM;
-with `--dying` its engine fails at the first request. `tests/vllm.py` says which tests run against both.
+none, starts at once and answers with one token; with `--slow` it never starts, and does not listen to
+SIGTERM; with `--dying` its engine fails at the first request. `tests/vllm.py` says which tests run against
+both.
 """
 
 from __future__ import annotations

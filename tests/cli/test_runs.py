@@ -91,7 +91,7 @@ def lines_with(text, word):
 def test_a_run_of_one_epoch_without_validation_has_no_after_and_export_says_which_version_it_takes(local):
     shown = trained(*UNVALIDATED, "-o", "finetuning.num_epochs=1")
     (reward,) = lines_with(shown, "reward")
-    assert "n=32" in reward and "training episodes of epoch 1, sampled from v0" in reward
+    assert "n=16" in reward and "training episodes of epoch 1, sampled from v0" in reward
     (missing,) = lines_with(shown, "not measured")
     assert "nothing was measured after the last update of v1" in missing
     assert "finetuning.run_configuration.validation_dataset" in missing
