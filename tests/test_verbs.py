@@ -13,7 +13,7 @@ import yaml
 import etude
 from etude.config.load import parse_config
 from etude.core.episode import Example
-from etude.core.errors import CapabilityError, ConfigError, RequestError, StoreError, TrainingError
+from etude.core.errors import ConfigError, RequestError, StoreError, TrainingError
 from etude.core.interfaces import innermost
 from etude.loop.trainer import EpochTrainerConfig
 from etude.runtime import open_runtime
@@ -22,7 +22,6 @@ from etude.verbs import train_in
 from tests.cli.projects import scripted_project
 from tests.forked import Forked
 from tests.support import read_summary
-from tests.training import learning_engine
 
 
 @pytest.fixture
@@ -47,16 +46,6 @@ async def test_the_runtime_has_examples_models_and_their_sampling(project):
             await runtime.evaluation.run(runtime.examples, phase="eval")
         assert {request.sampling.temperature for request in engine.requests} == {0.5}
         assert engine.closed
-
-
-async def test_what_the_backend_cannot_do_is_refused_before_anything_is_sampled(project):
-    engine = learning_engine()
-    changes = {
-        "trainer_adapters": {"backend": {"_type": "tests.cli.parts:counting", "methods": ["supervised"]}}
-    }
-    with RunFolder.create(project, "run") as run, pytest.raises(CapabilityError, match="supervised"):
-        await train_in(parse_config(config(**changes)), run, engines={"policy": engine})
-    assert engine.requests == []
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,6 @@ class FakeAdapter(TrainerAdapter):
         self.submitted: list[str] = []
         self.cancelled: list[str] = []
         self.kept: list[int] = []
-        self.closed = False
         self.after_submit: Callable[[str], None] = lambda name: None
         """Called when a job is there and its submission not yet answered."""
         self.before_status: Callable[[str], None] = lambda name: None
@@ -156,7 +155,7 @@ class FakeAdapter(TrainerAdapter):
             (self.folder / f"{ref.run_id}.json").unlink()
 
     async def cleanup(self) -> None:
-        self.closed = True
+        """Nothing to free."""
 
 
 def version(number: int) -> ModelVersion:

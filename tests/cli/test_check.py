@@ -62,20 +62,23 @@ async def maze(config, builder):
 """
 
 
-def test_all_that_an_environment_lacks_is_said_before_anything_is_built(project):
+@pytest.mark.parametrize(
+    ("workflow", "what", "told"),
+    [
+        ("maze:maze", "needs", "walls are not there; pip install walls"),
+        (
+            {"_type": "agent", "prompt": "{question} {qestion}"},
+            "workflow",
+            "workflow.prompt: example 't0' has no input '{qestion}'; inputs: question",
+        ),
+    ],
+)
+def test_what_a_workflow_lacks_is_said_before_anything_is_built(project, workflow, what, told):
     (project / "maze.py").write_text(MAZE)
-    change(project / "config.yml", workflow="maze:maze")
+    change(project / "config.yml", workflow=workflow)
     report, code = checked("config.yml")
     assert code == 2
-    assert details(report, "error") == {"needs": "walls are not there; pip install walls"}
-
-
-def test_a_prompt_names_inputs_that_the_examples_have(project):
-    change(project / "config.yml", workflow={"_type": "agent", "prompt": "{question} {qestion}"})
-    report, code = checked("config.yml")
-    assert code == 2
-    told = "workflow.prompt: example 't0' has no input '{qestion}'; inputs: question"
-    assert details(report, "error") == {"workflow": told}
+    assert details(report, "error") == {what: told}
 
 
 def test_a_storage_is_tried(project):
