@@ -34,16 +34,10 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
 def hosted(project: Path, api: StandIn) -> Path:
     """A config that samples and trains at the stand-in."""
     config = project / "config.yml"
+    prices = {"prompt": 0.15, "completion": 0.6, "training": 3.0}
     change(
         config,
-        llms={
-            "policy": {
-                "_type": "openai",
-                "model_name": BASE,
-                "max_tokens": 8,
-                "prices": {"prompt": 0.15, "completion": 0.6, "training": 3.0},
-            }
-        },
+        llms={"policy": {"_type": "openai", "model_name": BASE, "max_tokens": 8, "prices": prices}},
         trajectory_builders={"good": {"_type": "expert_iteration", "num_generations": 4, "min_reward": 1}},
         trainer_adapters={"openai": {"_type": "openai", "hyperparameters": {"n_epochs": 2}}},
         trainers={"epochs": {"_type": "epochs", "poll_interval": 0.001}},
