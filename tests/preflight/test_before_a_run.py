@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+import etude
 from etude.config.load import parse_config
-from etude.preflight.doctor import examine_services
+from etude.core.episode import Example, LoggedExample, count_episodes
+from etude.core.errors import RequestError
+from etude.preflight.check import examine_services
 from etude.preflight.estimate import episode_counts
 from etude.preflight.finding import Findings
 from tests.json_server import JsonServer, chat_completion
@@ -18,20 +21,30 @@ def config(*, enabled=True, replace_flat_groups=0, **finetuning):
     return made.model_copy(update={"finetuning": made.finetuning.model_copy(update={"enabled": enabled})})
 
 
+def examples(count):
+    return [Example(str(n)) for n in range(count)]
+
+
 @pytest.mark.parametrize(
     ("epochs", "interval", "validations"), [(1, 5, 2), (5, 5, 2), (6, 5, 3), (10, 5, 3), (3, 1, 4)]
 )
 def test_validations_are_before_at_intervals_and_at_the_end(epochs, interval, validations):
     settings = config(num_epochs=epochs, run_configuration={"validation_interval": interval})
-    assert episode_counts(settings, 100, 7) == (epochs * 10 * 4, validations * 7)
+    assert episode_counts(settings, examples(100), 7) == (epochs * 10 * 4, validations * 7)
 
 
-@pytest.mark.parametrize(("examples", "played"), [(100, 14), (12, 12), (3, 3)])
-def test_examples_that_replace_flat_groups_are_counted(examples, played):
+@pytest.mark.parametrize(("count", "played"), [(100, 14), (12, 12), (3, 3)])
+def test_examples_that_replace_flat_groups_are_counted(count, played):
     settings = config(num_epochs=2, replace_flat_groups=4)
-    assert episode_counts(settings, examples, 0) == (2 * played * 4, 0)
+    assert episode_counts(settings, examples(count), 0) == (2 * played * 4, 0)
     # An evaluation plays each once.
-    assert episode_counts(config(enabled=False), examples, 0) == (0, examples)
+    assert episode_counts(config(enabled=False), examples(count), 0) == (0, count)
+
+
+def test_all_episodes_of_a_log_are_counted():
+    logged = [LoggedExample(str(n), episodes=n, read=lambda n: None, origin="log") for n in (1, 2, 9)]
+    assert episode_counts(config(num_epochs=2), logged, 0) == (2 * 12, 0)
+    assert count_episodes([*logged, Example("played")], 4) == 16
 
 
 GONE = "http://127.0.0.1:9/v1"
@@ -70,3 +83,16 @@ async def test_a_backend_that_does_not_answer(tmp_path):
         finetuning={"enabled": True, "trainer_adapter": "lm_server"},
     )
     assert ("backend lm_server", "error") in [each[:2] for each in found]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"retry": "no"}, "retry is True or False, found 'no'"),
+        ({"progress": "yes"}, "progress is True, False or a Progress"),
+        ({"output_dir": None}, "output_dir is a folder, found None"),
+    ],
+)
+def test_arguments_of_wrong_types_are_refused(arguments, message):
+    with pytest.raises(RequestError, match=message):
+        etude.resume("no-run", **arguments)

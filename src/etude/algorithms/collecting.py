@@ -31,7 +31,7 @@ from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
 from etude.core.call import Call
 from etude.core.conversion import TrajectoryCollection
-from etude.core.episode import EpisodeRecord, Example, LoggedExample
+from etude.core.episode import EpisodeRecord, Example, LoggedExample, count_episodes
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
 from etude.core.keys import content_hash, generator
@@ -221,7 +221,7 @@ class CollectingBuilder(TrajectoryBuilder):
         return output
 
     async def _run(self, examples: Sequence[Example]) -> EvaluationRunOutput:
-        self.runtime.progress.phase("collecting", len(examples) * self.algorithm.num_generations)
+        self.runtime.progress.phase("collecting", count_episodes(examples, self.algorithm.num_generations))
         return await self.runtime.evaluation.run(
             examples,
             phase=self.collection_label,

@@ -5,7 +5,7 @@ The record is the finished value. A workflow receives the live object, `etude.ro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -261,3 +261,8 @@ class LoggedExample(Example):
         )
         example = Example(self.id, self.inputs, self.expected)
         return replace(record, id=episode_id, example=example, generation=generation, calls=calls)
+
+
+def count_episodes(examples: Iterable[Example], generations: int) -> int:
+    """Return the episodes of a collection: all of a logged example, and `generations` of each other one."""
+    return sum(each.episodes if isinstance(each, LoggedExample) else generations for each in examples)

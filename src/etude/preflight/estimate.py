@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 from etude.algorithms.collecting import Collecting
 from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
+from etude.core.episode import Example, count_episodes
 from etude.core.errors import RequestError
 from etude.core.stats import estimate
 from etude.engines.ledger import (
@@ -69,9 +71,9 @@ class Estimate:
 
 
 def estimate_run(
-    config: Config, examples: int, held_out: int, played: PlayedEpisodes | None = None
+    config: Config, examples: Sequence[Example], held_out: int, played: PlayedEpisodes | None = None
 ) -> Estimate:
-    """Estimate a run on `examples` training and `held_out` validation examples, from played episodes."""
+    """Estimate a run on training `examples` and `held_out` validation examples, from played episodes."""
     training, validation = episode_counts(config, examples, held_out)
     if played is None:
         return Estimate(training, validation)
@@ -118,20 +120,21 @@ def target_blocks(finetuning: FinetuneConfig) -> dict[str | None, FinetuneConfig
     return dict(by_target.items()) or {None: finetuning}
 
 
-def episode_counts(config: Config, examples: int, held_out: int) -> tuple[int, int]:
+def episode_counts(config: Config, examples: Sequence[Example], held_out: int) -> tuple[int, int]:
     """Return the episodes of training and of validation over all epochs, if none stops early.
 
     Each epoch counts with all examples that may replace its flat groups.
     """
     finetuning = config.finetuning
     if not finetuning.enabled:  # `etude evaluate` plays each example once.
-        return 0, held_out or examples
+        return 0, held_out or len(examples)
     # Several targets share the episodes of an epoch.
     block = next(iter(target_blocks(finetuning).values()))
     builder: Any = config.trajectory_builders.get(block.trajectory_builder or "")
-    first = getattr(builder, "examples_per_epoch", None) or examples
-    each = min(first + getattr(builder, "replace_flat_groups", 0), examples)
-    training = finetuning.num_epochs * each * getattr(builder, "num_generations", 1)
+    first = getattr(builder, "examples_per_epoch", None) or len(examples)
+    each = min(first + getattr(builder, "replace_flat_groups", 0), len(examples))
+    everything = count_episodes(examples, getattr(builder, "num_generations", 1))
+    training = round(finetuning.num_epochs * each * everything / max(len(examples), 1))
     # Validations come before training, after a warm-up, every so many epochs, and at the end.
     interval = finetuning.run_configuration.validation_interval
     validations = (2 if block.warm_up else 1) + math.ceil(finetuning.num_epochs / interval)
@@ -139,10 +142,8 @@ def episode_counts(config: Config, examples: int, held_out: int) -> tuple[int, i
 
 
 async def play_some(config: Config, episodes: int, findings: Findings) -> PlayedEpisodes:
-    """Play and score episodes of training in a temporary folder, and return their usage.
-
-    Raises the errors of a run, and RequestError if no model or no target function was called.
-    """
+    """Play and score episodes of training in a temporary folder, and return their usage. Raises the errors of
+    a run, and RequestError if no model was called."""
     config = config.model_copy(update={"storage": None})
     with (
         tempfile.TemporaryDirectory(prefix="etude-check-") as folder,

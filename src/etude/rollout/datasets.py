@@ -27,6 +27,11 @@ class RowsConfig(DatasetConfig):
     source_key: ClassVar[str]
     """The option that names the source of the rows, for errors."""
 
+    id_advice: ClassVar[str] = (
+        "name another column with `id_key`, or set `id_key: null` to make ids from the rows"
+    )
+    """The advice for rows without ids of their own."""
+
     id_key: str | None = "id"
     """Name the column with each row's id. Set null to make a stable id from each row's content."""
     inputs: list[str] | None = None
@@ -65,7 +70,7 @@ class RowsConfig(DatasetConfig):
             if example.id in first:
                 raise DatasetError(
                     f"{where}: id '{example.id}' is already taken by {first[example.id]}; "
-                    f"make ids unique, or set `id_key: null` to make them from the rows"
+                    f"make ids unique, or {self.id_advice}"
                 )
             first[example.id] = where
             examples.append(example)
@@ -193,10 +198,7 @@ def _example(config: RowsConfig, where: str, row: Any) -> Example:
     inputs = {name: value(name) for name in names}
     named = None if key is None else columns.get(key)
     if key is not None and (named is None or named == "" or named != named):
-        raise DatasetError(
-            f"{where}: there is no id in column '{key}'; name the column with `id_key`, "
-            f"or set `id_key: null` to make ids from the rows"
-        )
+        raise DatasetError(f"{where}: there is no id in column '{key}'; {config.id_advice}")
     try:
         return Example(content_hash(columns) if key is None else str(named), inputs, answer)
     except (TypeError, ValueError, RecursionError) as error:
