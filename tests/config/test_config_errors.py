@@ -63,20 +63,15 @@ MISTAKES = [
         ("enabled: true", f"enabled: true\n  {key}: {written}", "12:3", answer)
         for key, written, answer in (
             ("num_epochs", "yes", "integer, found 'yes'"),
-            ("num_epochs", "1:30", "integer, found '1:30'"),
             ("num_epochs", "true", "should be a number, found true"),
-            ("error_budget", "false", "should be a number, found false"),
             ("output_dir", "${A_RUN:-${HOME}}", "'${' must begin ${NAME} or ${NAME:-default}"),
         )
     ),
-    *(
-        (
-            "enabled: true",
-            f"enabled: true\ntrainer_adapters: {{local: {{_type: local, learning_rate: {written}}}}}",
-            "12:42",
-            "trainer_adapters.local.learning_rate: expected a finite number, found inf",
-        )
-        for written in (".inf", "1e999", "'inf'")
+    (
+        "enabled: true",
+        "enabled: true\ntrainer_adapters: {local: {_type: local, learning_rate: 1e999}}",
+        "12:42",
+        "trainer_adapters.local.learning_rate: expected a finite number, found inf",
     ),
     (
         "    _type: local",
@@ -90,7 +85,6 @@ MISTAKES = [
         "4:5",
         "'ETUDE_TEST_MODLE' is not set; did you mean 'ETUDE_TEST_MODEL'? Set it, or give a default: ${ETUDE",
     ),
-    ("    _type: local", "    _type: local\n    model: ${1}", "4:5", "'${' must begin ${NAME}"),
     ("finetuning:", "finetuning:\n  trainer: epoch", "11:3", "did you mean 'epochs'? Allowed: epochs"),
     (
         "workflow: my_agent:play",
@@ -100,13 +94,6 @@ MISTAKES = [
     ),
     ("  enabled: true", "  enabled: true: yes", "11:16", "put text with ':' or '{' in quotes"),
     ("train.jsonl", "train.txt", "7:5", "Allowed: .json, .jsonl, .csv, .parquet"),
-    (
-        "workflow: my_agent:play",
-        "workflow: {_type: function, function: my_agnt:play}",
-        "4:12",
-        "there is no module 'my_agnt' in FOLDER or the installed packages; did you mean 'my_agent'?",
-    ),
-    ("my_agent:play", "itertools:play", "4:1", "module 'itertools' (built into Python) has no 'play'"),
     ("    _type: local", "    _type: my_agent:play", "3:5", "it needs one of the decorators etude."),
     ("workflow: my_agent:play\n", "", "1:1", "key 'workflow' is missing, and finetuning is enabled"),
     ("  evaluators:\n    correct: my_agent:correct\n", "", "5:1", "key 'eval.evaluators' is missing, and"),
@@ -132,7 +119,7 @@ def test_a_mistake_is_answered_in_one_line_with_its_place_and_what_to_write(
 ):
     monkeypatch.setenv("ETUDE_TEST_MODEL", "tiny")
     assert text in GOOD
-    said = complaint(folder, GOOD.replace(text, mistake)).replace(str(folder), "FOLDER")
+    said = complaint(folder, GOOD.replace(text, mistake))
     assert said.startswith(f"config.yml:{place}: ") and "\n" not in said
     assert answer in said
 

@@ -15,7 +15,8 @@ from etude.config.finetuning import FinetuneConfig
 from etude.config.load import load_config, parse_config, resolved_yaml
 from etude.config.references import LlmRef, ReferenceTo
 from etude.config.registry import register_evaluator
-from etude.core.errors import ConfigError
+from etude.core.errors import ConfigError, RequestError
+from etude.loop.arguments import with_python_objects
 from etude.loop.trainer import EpochTrainerConfig
 from etude.rollout.datasets import JsonDatasetConfig, JsonlDatasetConfig, PythonDatasetConfig
 from etude.rollout.evaluator import FunctionEvaluatorConfig, WeightedEvaluatorConfig
@@ -57,12 +58,9 @@ def test_most_of_a_config_may_be_left_out(folder: Path):
     assert finetuning.run_configuration.config_file == folder / "config.yml"
 
 
-def test_the_only_local_model_is_the_one_that_is_trained(folder: Path):
+def test_the_only_local_model_is_trained_and_of_two_one_must_be_named(folder: Path):
     text = SMALL.replace("{policy: local}", "{judge: {_type: openai, model_name: m}, policy: local}")
     assert load_config(write(folder, text)).finetuning.target_model == "policy"
-
-
-def test_with_two_local_models_the_one_to_train_must_be_named(folder: Path):
     text = SMALL.replace("{policy: local}", "{one: local, two: local}")
     with pytest.raises(ConfigError, match="'llms' has several; name one of: one, two"):
         load_config(write(folder, text))
@@ -229,13 +227,6 @@ def test_the_resolved_config_loads_as_the_same_config(folder: Path):
     assert resolved_yaml(again) == resolved_yaml(config)
 
 
-def test_a_dataset_that_was_set_afterwards_is_written_too(folder: Path):
-    config = load_config(write(folder, SMALL))
-    config.finetuning.run_configuration.validation_dataset = "val.jsonl"
-    config.finetuning.run_configuration.config_file = None
-    assert "validation_dataset: val.jsonl" in resolved_yaml(config)
-
-
 def test_names_that_may_be_left_out_are_only_checked_when_they_are_there(folder: Path):
     class JudgeConfig(EvaluatorConfig, name="judge"):
         """One model, or several, or none."""
@@ -290,3 +281,9 @@ def test_a_config_that_does_not_train_may_leave_open_which_component_is_meant(fo
     assert config.finetuning.trainer_adapter is None
     write(folder, resolved_yaml(config), "again.yml")
     assert load_config("again.yml").finetuning.trainer_adapter is None
+
+
+def test_a_program_is_told_that_the_run_has_another_agent_than_it_gives(folder: Path):
+    text = SMALL.replace("my_agent:play", "{_type: my_agent_workflow, llm: policy}")
+    with pytest.raises(RequestError, match="agent: the run has another one in its config"):
+        with_python_objects(load_config(write(folder, text)), agent=lambda example, episode: "")

@@ -65,28 +65,28 @@ def test_two_classes_of_one_name_are_an_error_that_names_both_modules(empty_regi
         register_trainer(config_type=define("zeta.trainers"))(build)
 
 
-def test_a_class_of_another_kind_is_refused(empty_registry: None):
-    where = rf"test_registry\.py:{build.__code__.co_firstlineno}: "
-    with pytest.raises(RequestError, match=where + "MineConfig must inherit from LlmConfig to be a model"):
-        register_llm(config_type=define())(build)  # type: ignore[arg-type]
-
-
-def test_a_class_without_a_name_is_refused(empty_registry: None):
-    class Nameless(TrainerConfig):
-        """It has no `name=`."""
-
-    with pytest.raises(RequestError, match=r'class Nameless\(TrainerConfig, name="…"\)'):
-        register_trainer(config_type=Nameless)(build)
+class Nameless(TrainerConfig):
+    """It has no `name=`."""
 
 
 async def returns(config, builder):
     return config
 
 
-def test_a_function_that_does_not_fit_is_refused_with_its_line(empty_registry: None):
-    where = rf"test_registry\.py:{returns.__code__.co_firstlineno}: "
-    with pytest.raises(RequestError, match=where + "returns must be an async generator"):
-        register_trainer(config_type=define())(returns)
+@pytest.mark.parametrize(
+    ("register", "config_type", "factory", "message"),
+    [
+        (register_llm, define(), build, "MineConfig must inherit from LlmConfig to be a model"),
+        (register_trainer, Nameless, build, r'class Nameless\(TrainerConfig, name="…"\)'),
+        (register_trainer, define(), returns, "returns must be an async generator"),
+    ],
+)
+def test_what_makes_no_component_is_refused_with_its_line(
+    empty_registry: None, register, config_type, factory, message: str
+):
+    where = rf"test_registry\.py:{factory.__code__.co_firstlineno}: "
+    with pytest.raises(RequestError, match=f"{where}.*{message}"):
+        register(config_type=config_type)(factory)
 
 
 @pytest.fixture

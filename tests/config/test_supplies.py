@@ -81,10 +81,10 @@ def test_a_dataset_of_the_run_configuration_is_one_too():
 
 
 def test_each_target_is_rewarded_for_what_its_model_did():
-    targets = {"alice": {}, "bob": {"reward_function": {"name": "first"}}, "again": {"model": "bob"}}
+    targets = {"alice": {"reward_function": {"name": "second"}}, "again": {"model": "bob"}}
     made = config(finetuning={"enabled": True, "targets": targets})
     rewards = {name: target.reward_function.name for name, target in made.finetuning.targets.items()}
-    assert rewards == {"alice": "first", "bob": "first", "again": "second"}
+    assert rewards == {"alice": "second", "again": "second"}
 
 
 def test_a_stored_config_has_all_of_it_and_loads_again(tmp_path):

@@ -49,14 +49,6 @@ def write(folder: Path, text: str) -> str:
     return "config.yml"
 
 
-def test_targets_of_one_model_get_an_entry_each_that_agents_name(folder: Path):
-    config = load_config(write(folder, TWO.replace("model: verifier", "model: prover")))
-    assert list(config.llms) == ["prover", "verifier", "judge", "checker"]
-    assert config.llms["checker"] == config.llms["prover"]
-    assert [target.model for target in config.finetuning.targets.values()] == ["prover", "checker"]
-    assert load_config(write(folder, resolved_yaml(config))).llms == config.llms
-
-
 def test_what_a_target_leaves_out_is_as_the_whole_block_has_it(folder: Path):
     targets = load_config(write(folder, TWO)).finetuning.targets
     assert list(targets) == ["prover", "checker"]
@@ -91,7 +83,7 @@ def test_a_target_by_itself_is_a_block_with_one_model(folder: Path):
         (
             "checker:\n      model: verifier",
             "judge:\n      model: prover",
-            "'prover' is trained by the target 'prover' already; give the targets names",
+            "'prover' is trained by the target 'prover' already; give each target an entry",
         ),
         ("more_groups\n", "many_groups\n", "no trajectory builder 'many_groups'; did you mean 'more_groups'"),
         ("name: verified", "name: verify", "no evaluator 'verify'; did you mean"),
@@ -242,10 +234,7 @@ def alarms(block: Any) -> dict[str, tuple[str, str]]:
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        (False, ("mismatch", "off")),
         ("off", ("mismatch", "off")),
-        (True, ("mismatch", "warn")),
-        (None, ("mismatch", "warn")),
         ("stop", ("mismatch", "stop")),
         ({"above": 0.5}, ("mismatch", "warn")),
         ({"_type": "cut_off_answers", "action": "stop"}, ("cut_off_answers", "stop")),
@@ -258,7 +247,7 @@ def test_short_ways_to_write_an_alarm(written, expected):
 
 
 def test_all_can_be_turned_off_at_once():
-    assert active_alarms(parse_config({"finetuning": {"alarms": False}}).finetuning) == {}
+    assert active_alarms(parse_config({"finetuning": {"alarms": "off"}}).finetuning) == {}
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,6 @@ def test_each_key_has_its_place():
         ("Null", None),
         ("~", None),
         ("{no: NO}", {"no": "NO"}),
-        ('"\\ud83d\\ude00"', "\U0001f600"),
     ],
 )
 def test_words_are_what_they_are_in_yaml_1_2(text: str, value: Any):
@@ -98,7 +97,6 @@ def test_text_is_written_so_that_readers_of_either_yaml_take_it_for_text(text: s
     [
         ("a: 1\nb: 1" + "0" * 5000, "c.yml: not valid YAML: Exceeds the limit"),
         ("a: 1\nb: " + "[" * 500 + "]" * 500, "c.yml: not valid YAML: maximum recursion"),
-        ('a: 1\nb: "\\ud83d"', "c.yml: not valid YAML: 'utf-16-le' codec"),
         ("a: 1\nb: {{ question }}", "c.yml:2:5: .*put text with ':' or '{' in quotes"),
         ("a: 1\nb: a\x07", "c.yml:2: .*special characters are not allowed"),
         ("a: 1\nb: !!int yes", "c.yml: not valid YAML: invalid literal"),
@@ -166,15 +164,11 @@ def overridden(data: dict[str, Any], *overrides: str) -> dict[str, Any]:
     ("override", "value"),
     [
         ("a.b=5", 5),
-        ("a.b=1e-5", 1e-5),
-        ("a.b=true", True),
         ("a.b=", None),
         ("a.b=text with spaces", "text with spaces"),
         ("a.b=http://localhost:8000/v1?x=y", "http://localhost:8000/v1?x=y"),
         ("a.b=my_agent:play", "my_agent:play"),
-        ("a.b='5'", "5"),
-        ("a.b=[1, two]", [1, "two"]),
-        ("a.b={c: 1}", {"c": 1}),
+        ("a.b={c: [1, two]}", {"c": [1, "two"]}),
         ("a.b=${NAME:-x}", "${NAME:-x}"),
     ],
 )

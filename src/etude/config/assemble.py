@@ -2,7 +2,7 @@
 
 Components have short forms: `workflow: my_agent:play` is `{_type: function, function: my_agent:play}`, and
 `dataset: data/train.jsonl` is `{_type: jsonl, file_path: data/train.jsonl}`. Both may also be the `_type` of
-a mapping with more keys. `reward_collapse: stop` is `{_type: reward_collapse, action: stop}`. `{epochs: 3}`
+a mapping with more keys. `reward_collapse: stop` is `{_type: reward_collapse, action: stop}`. `{above: 3}`
 under an alarm's name has this name as its type, and `alarms: off` turns all alarms off.
 """
 
@@ -10,20 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePath
-from typing import Any, TypeAlias, cast, get_args
+from typing import Any, TypeAlias, get_args
 
 from pydantic import ValidationError
 
 from etude.config import registry
-from etude.config.component import (
-    AlarmConfig,
-    ComponentConfig,
-    DatasetConfig,
-    Entries,
-    Supplies,
-    TrackerConfig,
-    WorkflowConfig,
-)
+from etude.config.component import AlarmConfig, ComponentConfig, Entries, Supplies, WorkflowConfig
 from etude.config.document import Document, KeyPath, holds, replace_at, set_at, value_at
 from etude.config.import_path import import_object, is_import_path
 from etude.config.key_types import KeyType, Problems, shown
@@ -49,11 +41,8 @@ FUNCTION_TYPES: dict[Kind, str] = {
 def build_components(
     data: dict[str, Any], problems: Problems, folders: Sequence[Path]
 ) -> dict[KeyPath, ComponentConfig]:
-    """Replace the components in `data` by config objects, and return the valid ones by path.
-
-    For an invalid one, a problem is added, and an empty config of its kind replaces it. Files that components
-    name are looked for in `folders`.
-    """
+    """Replace the components in `data` by config objects, and return the valid ones by path. An invalid one
+    is a problem, and an empty config of its kind. Files are looked for in `folders`."""
     spell_out_alarms(data, problems)
     kinds, assembly = dict(components_in(data)), _Assembly(problems, folders)
     # All import paths first, because importing a module may register the types that other components name.
@@ -117,26 +106,8 @@ def _choose_rewards(data: dict[str, Any], supplies: Supplies) -> None:
             targets[name] = target | ({"reward_function": {"name": reward}} if reward else {})
 
 
-def parse_dataset(source: str, config: Config) -> DatasetConfig:
-    """Return the dataset config for a file or function that replaces the config's own dataset.
-
-    Raises ConfigError.
-    """
-    [dataset] = _parse("datasets", {("dataset",): source}, config)
-    return cast("DatasetConfig", dataset)
-
-
-def parse_trackers(sources: Sequence[Any], config: Config) -> list[TrackerConfig]:
-    """Return the configs of trackers that a program adds: types, import paths, mappings or configs.
-
-    Raises ConfigError.
-    """
-    named: dict[KeyPath, Any] = {("report", index): source for index, source in enumerate(sources)}
-    return cast("list[TrackerConfig]", _parse("trackers", named, config))
-
-
-def _parse(kind: Kind, sources: Mapping[KeyPath, Any], config: Config) -> list[ComponentConfig | None]:
-    """Return components of one kind that are not in the config itself. Raises ConfigError."""
+def parse_components(kind: Kind, sources: Mapping[KeyPath, Any], config: Config) -> list[Any]:
+    """Return the configs of components of one kind that are not in a config itself. Raises ConfigError."""
     config_file = config.finetuning.run_configuration.config_file
     problems = Problems(Document({}))
     assembly = _Assembly(problems, [config_file.parent if config_file else Path(), Path()])
@@ -222,11 +193,8 @@ class _Assembly:
 
 
 def spell_out(kind: Kind, value: Any) -> dict[str, Any]:
-    """Return a component as a mapping whose `_type` is a registered name, if there is one.
-
-    Imports the objects of import paths. Raises RequestError if that fails, for a file whose suffix has no
-    known format, and for a value that cannot be a component.
-    """
+    """Return a component as a mapping whose `_type` is a registered name, if there is one. Imports the
+    objects of import paths. Raises RequestError for a value that cannot be a component."""
     if not isinstance(value, str | dict):
         raise RequestError(f"expected a mapping with `_type`, or the type alone, found {shown(value)}")
     keys = dict(value) if isinstance(value, dict) else {"_type": value}
@@ -273,12 +241,10 @@ def spell_out_alarms(data: dict[str, Any], problems: Problems) -> None:
     """Rewrite the alarms of `data` as components with a `_type`, and add a problem for each invalid one."""
     [section] = KINDS["alarms"].places
     entries = value_at(data, section)
-    if entries in (False, "off"):
-        entries = dict.fromkeys(alarms_by_default(), False)
+    if entries == "off":
+        entries = dict.fromkeys(alarms_by_default(), "off")
         replace_at(data, section, entries)
     for name, value in entries.items() if isinstance(entries, dict) else ():
-        if value in (None, "on") or isinstance(value, bool):
-            value = "off" if value is False else {}
         if isinstance(value, str) and not is_import_path(value):
             if value not in ACTIONS:
                 hint = "; or a mapping with its thresholds"

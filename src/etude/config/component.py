@@ -193,8 +193,6 @@ class AlarmConfig(ComponentConfig):
     by_default: ClassVar[bool] = False
     """Whether it is on in runs whose config does not name it."""
 
-    epochs: int = Field(default=1, ge=1)
-    """Consecutive epochs, or validations, with the problem before the alarm rings."""
     action: Action = "warn"
     """The run's action when the alarm rings. `stop` ends the run early; `off`: it never rings."""
 

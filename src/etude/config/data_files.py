@@ -9,7 +9,6 @@ import csv
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -62,10 +61,8 @@ def json_value(text: bytes | str, path: Path, first_line: int = 1, hint: str = "
 
 
 def read_csv(path: Path) -> Iterator[PlacedRow]:
-    """Yield the rows of a CSV file as objects. The first line names the columns. Raises DatasetError.
-
-    Spaces around the names are dropped, and all after commas if the first line has some.
-    """
+    """Yield the rows of a CSV file as objects, by the names in the first line, without blanks around names
+    and after commas. Raises DatasetError."""
     with readable(path), path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         rows = _fields(path, file)
         _, header = next(rows, ("", []))
@@ -86,10 +83,7 @@ def read_csv(path: Path) -> Iterator[PlacedRow]:
 
 def _fields(path: Path, file: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
     """Yield the fields of each line that has some, with its place. Raises DatasetError."""
-    lines = iter(file)
-    first = next(lines, "")
-    has_blanks = any(name.startswith(" ") for name in next(csv.reader([first]), []))
-    reader = csv.reader(chain([first], lines), strict=True, skipinitialspace=has_blanks)
+    reader = csv.reader(file, strict=True, skipinitialspace=True)
     csv.field_size_limit(2**31 - 1)
     while True:
         try:

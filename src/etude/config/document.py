@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -26,6 +26,10 @@ class Document:
     """Line and column, from 1, of each key and list item."""
     overridden: tuple[KeyPath, ...] = ()
     """Paths that the command line set, which override the file."""
+
+    def overrides(self, path: KeyPath) -> bool:
+        """Return whether the command line set a path, or a key below it."""
+        return any(each[: len(path)] == path for each in self.overridden)
 
     def place(self, path: KeyPath) -> tuple[str | None, int | None, int | None]:
         """Return source, line and column of a key, or of its nearest parent if the key is not in the file."""
@@ -135,20 +139,9 @@ for _dialect in (_Loader, _Dumper):
     for _name, _words in _PLAIN.items():
         _dialect.add_implicit_resolver(f"{_TAG}{_name}", re.compile(f"(?:{_words})$"), None)
 
-_READ: dict[str, Callable[[str], Any]] = {
-    "int": lambda text: int(text, {"0o": 8, "0x": 16}.get(text[:2], 10)),
-    # Two escapes of a surrogate pair become one character, as in JSON.
-    "str": lambda text: text.encode("utf-16", "surrogatepass").decode("utf-16"),
-}
-"""How scalars are read that YAML 1.1 reads otherwise."""
-
-
-def _read_scalar(loader: _Loader, node: yaml.ScalarNode) -> Any:
-    return _READ[node.tag.removeprefix(_TAG)](str(loader.construct_scalar(node)))
-
-
-for _name in _READ:
-    _Loader.add_constructor(f"{_TAG}{_name}", _read_scalar)
+_Loader.add_constructor(
+    f"{_TAG}int", lambda loader, node: int(node.value, {"0o": 8, "0x": 16}.get(node.value[:2], 10))
+)
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
@@ -249,11 +242,8 @@ def _position(node: yaml.Node) -> tuple[int, int]:
 
 
 def apply_overrides(document: Document, overrides: Iterable[str]) -> Document:
-    """Set each override in the document, in order. Values are YAML.
-
-    Whether a key exists is checked later, together with the keys of the file. Raises RequestError if an
-    override has no value, or one that is not YAML.
-    """
+    """Set each override in the document, in order. Values are YAML. Raises RequestError for one that has no
+    valid value. Whether a key exists is checked later."""
     data, paths = copy_containers(document.data), list[KeyPath]()
     for override in overrides:
         key, equals, text = override.partition("=")

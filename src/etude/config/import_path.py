@@ -64,11 +64,7 @@ def make_importable(*folders: Path) -> None:
 
 
 def import_object(path: str) -> Any:
-    """Return the object that an import path names.
-
-    Raises RequestError if the text is not an import path, the module is not found or raises, or has no such
-    name.
-    """
+    """Return the object that an import path names. Raises RequestError if there is no such module or name."""
     match = _IMPORT_PATH.fullmatch(path)
     if match is None:
         raise RequestError(f"'{path}' is not an import path; write package.module:name")
@@ -120,10 +116,8 @@ def where_raised(error: BaseException) -> str:
 
 @contextmanager
 def user_code(kind: type[EtudeError], text: str) -> Iterator[None]:
-    """Raise an error of this kind for one that a user's code raises in the block: `text`, and where it was.
-
-    Etude's own errors pass through.
-    """
+    """Raise an error of this kind for one that a user's code raises in the block; Etude's own errors pass
+    through."""
     try:
         yield
     except EtudeError:
@@ -133,10 +127,8 @@ def user_code(kind: type[EtudeError], text: str) -> Iterator[None]:
 
 
 def user_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """Return the innermost frame of user code in a traceback, or the innermost of all if there is none.
-
-    The traceback of an exception group goes on in that of its first error.
-    """
+    """Return the innermost frame of user code in a traceback, also of an exception group, or else the
+    innermost of all."""
     frames = [*traceback.extract_tb(error.__traceback__)]
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -148,11 +140,8 @@ def user_frame(error: BaseException) -> traceback.FrameSummary | None:
 
 
 def order_by_name(signature: inspect.Signature, names: Sequence[str]) -> tuple[str, ...]:
-    """Return the arguments of these names in the order in which a function takes them.
-
-    It is the given order, unless the function's first parameters have all these names in another order.
-    Raises TypeError if only some are in another place, since such a parameter would get the wrong value.
-    """
+    """Return the arguments of these names in the order in which a function takes them, if its first
+    parameters have all these names. Raises TypeError if only some are in another place."""
     own = [each.name for each in signature.parameters.values() if each.kind in _POSITIONAL][: len(names)]
     if sorted(own) == sorted(names):
         return tuple(own)

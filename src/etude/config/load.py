@@ -20,7 +20,6 @@ from etude.config.document import (
     Document,
     KeyPath,
     apply_overrides,
-    copy_containers,
     dump,
     join_path,
     parse_document,
@@ -50,8 +49,7 @@ _DEFAULTS = {SECTION_OF[key]: {name: {"_type": name}} for key, name in SHIPPED.i
 def interpolate(text: str, environ: Mapping[str, str]) -> str:
     """Replace the references in `text`. As in a shell, a default also replaces an empty value.
 
-    A variable's value is used unchanged, and never shown. Raises ValueError, which names the variable, if one
-    without a default is not set. Raises ValueError also for a `${` that is not a reference.
+    Raises ValueError, which names the variable, if one without a default is not set, and for another `${`.
     """
 
     def value(match: re.Match[str]) -> str:
@@ -82,8 +80,8 @@ def required_variables(text: str) -> list[str]:
 def portable_references(text: str, environ: Mapping[str, str], otherwise: str | None) -> str:
     """Rewrite references, so that they mean the same in another process as with this environment.
 
-    A default that is used here is written out. One that is not is left out, because that process may have
-    another environment. `otherwise` replaces variables that are missing there; None makes that an error.
+    A default that is used here is written out, and one that is not is left out. `otherwise` replaces
+    variables that are missing there; None makes that an error.
     """
 
     def rewritten(match: re.Match[str]) -> str:
@@ -140,11 +138,14 @@ def resolved_yaml(config: Config) -> str:
 
 def _validate(document: Document, overrides: Iterable[str]) -> Config:
     registry.load_entry_points()
-    document = apply_overrides(replace(document, data=copy_containers(_DEFAULTS | document.data)), overrides)
+    document = apply_overrides(replace(document, data=_DEFAULTS | document.data), overrides)
     if isinstance(document.data.get("report"), str | dict | ComponentConfig):
         document.data["report"] = [document.data["report"]]
     data, problems, in_training = document.data, Problems(document), Problems(document)
-    examples_come_first = _examples_come_first(document)
+    # Of two keys for the examples, the one on the command line counts.
+    other = OTHER_DATASETS[0]
+    if document.overrides(DATASET) and not document.overrides(other) and value_at(data, other) is not None:
+        replace_at(data, other, None)
     written = value_at(data, ("finetuning", "run_configuration", "config_file"))
     config_file = written or (document.path and str(document.path.absolute()))
     folders = (Path(config_file).parent if isinstance(config_file, str) else Path.cwd(), Path.cwd())
@@ -171,25 +172,7 @@ def _validate(document: Document, overrides: Iterable[str]) -> Config:
     for secret in find_secrets(config, config.model_dump(mode="json", fallback=str)).values():
         _keep(secret)
     config._untrainable = in_training.error()
-    config._examples_come_first = examples_come_first
     return config
-
-
-def _examples_come_first(document: Document) -> bool:
-    """Return whether the examples were set closer to the caller than the held-out ones.
-
-    An override is closest, then the file, then the workflow's supplies. Of two keys for the examples, the one
-    set further from the caller is removed.
-    """
-
-    def closeness(path: KeyPath) -> int:
-        is_overridden = any(each[: len(path)] == path for each in document.overridden)
-        return 2 if is_overridden else int(value_at(document.data, path) is not None)
-
-    in_settings, held_out = OTHER_DATASETS
-    if closeness(DATASET) > closeness(in_settings) > 0:
-        replace_at(document.data, in_settings, None)
-    return max(closeness(DATASET), closeness(in_settings)) > closeness(held_out)
 
 
 def _find_transcripts(config: Config, folders: Iterable[Path], problems: Problems) -> None:
@@ -249,10 +232,8 @@ def secrets_in(data: Any, *, sure: bool = False) -> Iterator[tuple[KeyPath, str]
 
 
 def find_secrets(config: Config, data: Any, *, sure: bool = False) -> dict[KeyPath, str]:
-    """Return all secrets of a config by path; `data` is the config as JSON.
-
-    Defaults are not secret, since anybody can read them. `sure` leaves out uncertain ones.
-    """
+    """Return all secrets of a config by path, without defaults and, if `sure`, without uncertain ones; `data`
+    is the config as JSON."""
     slots = {path: (slot, value) for path, slot, value in walk(config, KeyType(Config))}
     declared = {
         path: plain.decode(errors="replace") if isinstance(plain, bytes) else plain

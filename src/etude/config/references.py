@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
@@ -66,10 +65,8 @@ def complete_names(
 ) -> None:
     """Check the names in the config and its components, and fill in names that have only one candidate.
 
-    Problems that matter only in training go into `in_training`. A config may also be evaluated, with another
-    protocol than it trains.
+    Problems that matter only in training go into `in_training`, since a config may also be evaluated.
     """
-    _split_shared(config)
     names, block = _Names(config, problems), config.finetuning
     references = [
         (path, *reference) for path, entry in components.items() for reference in _references(entry, path)
@@ -92,22 +89,6 @@ def complete_names(
     _check_trained(block, agents, in_training)
 
 
-def _split_shared(config: Config) -> None:
-    """Give each target its own entry of `llms`, under the target's name, if several train one model.
-
-    Agents then name the target. If LoRA weights are trained, these entries share one base in memory.
-    """
-    targets, entries = config.finetuning.targets, config.llms
-    users = defaultdict(list)
-    for name, target in targets.items():
-        users[target.model or name].append(name)
-    for model, names in users.items():
-        if len(names) > 1 and model in entries and not ({*names} - {model}) & entries.keys():
-            for name in (name for name in names if name != model):
-                entries[name] = entries[model].model_copy(deep=True)
-                targets[name].model = name
-
-
 class _Names:
     def __init__(self, config: Config, problems: Problems) -> None:
         self._config, self._finetuning, self._problems = config, config.finetuning, problems
@@ -122,10 +103,8 @@ class _Names:
             self._problems.add(path, text)
 
     def choose(self, path: KeyPath, given: str | None, kind: Kind) -> str | None:
-        """Return the name for `path`: the given one, or the only candidate.
-
-        Several candidates are a problem if finetuning is enabled.
-        """
+        """Return the name for `path`: the given one, or the only candidate. Several are a problem in
+        training."""
         entries = section(self._config, kind)
         if given is not None:
             self.check(path, kind, given)
@@ -208,8 +187,7 @@ class _Names:
             target.curriculum_learning = target.curriculum_learning or block.curriculum_learning
             if (first := trained_by.setdefault(model, name)) != name:
                 text = f"the model '{model}' is trained by the target '{first}' already; "
-                remedy = "give the targets names that no entry of 'llms' has, and each has its own weights"
-                add((*path, "model"), text + remedy)
+                add((*path, "model"), f"{text}give each target an entry of 'llms'")
         if all(target.frozen for target in block.targets.values()):
             add(("finetuning", "targets"), "all of them are frozen; train one")
 

@@ -83,10 +83,8 @@ _unread_group: str | None = ENTRY_POINT_GROUP
 
 
 def load_entry_points() -> None:
-    """Import the modules that installed packages name, at the first call.
-
-    Raises RequestError, which names the package, if one cannot be imported.
-    """
+    """Import the modules that installed packages name, at the first call. Raises RequestError, which names
+    the package."""
     global _unread_group
     group, _unread_group = _unread_group, None
     if group is None:
@@ -114,10 +112,7 @@ def names(kind: Kind) -> list[str]:
 
 
 def lookup(kind: Kind, name: str) -> Registration:
-    """Return the registration for `_type: name`.
-
-    Raises RequestError for an unknown type, with the nearest known one.
-    """
+    """Return the registration for `_type: name`. Raises RequestError with the nearest known type."""
     load_entry_points()
     if (known := _registrations.get((kind, name))) is not None:
         return known
@@ -223,13 +218,3 @@ def _home(config_type: type) -> tuple[str, str]:
     """Return the place of a class, which stays the same if its module is reimported or run as `__main__`."""
     module = sys.modules.get(config_type.__module__)
     return getattr(module, "__file__", None) or config_type.__module__, config_type.__qualname__
-
-
-def component_type(argument: str, component: Any) -> str:
-    """Return `_type` of a component that was given as an argument. Raises RequestError for anything else."""
-    is_dict = isinstance(component, dict)
-    kind = component.get("_type") if is_dict else getattr(component, "type_name", None)
-    if kind is None or isinstance(component, type):
-        text = f"{argument} is a name, a config or a dict with `_type`, found {component!r:.80}"
-        raise RequestError(text)
-    return str(kind)

@@ -148,19 +148,6 @@ class Config(BaseModel, extra="forbid", frozen=True):
 
     _untrainable: ConfigError | None = PrivateAttr(default=None)
 
-    _examples_come_first: bool = PrivateAttr(default=False)
-    """Whether the examples were set closer to the caller than the held-out ones: by an override if these are
-    in the file, or by an override or the file if an environment supplies these."""
-
-    def for_evaluation(self) -> Config:
-        """Return the config for an evaluation. It has no held-out examples if the caller chose other examples
-        and the held-out ones were set further from the caller."""
-        if not self._examples_come_first:
-            return self
-        settings = self.finetuning.run_configuration.model_copy(update={"validation_dataset": None})
-        finetuning = self.finetuning.model_copy(update={"run_configuration": settings})
-        return self.model_copy(update={"finetuning": finetuning})
-
     def check_training(self) -> None:
         """Raise ConfigError for problems that matter only in training."""
         if self._untrainable is not None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from etude.core.errors import RequestError
 from etude.core.history import Entry
-from etude.loop.stored_models import load_version
+from etude.loop.evaluation import load_version
 from etude.store.facts import RunVersion, read_facts
 from etude.store.files import open_draft
 from etude.store.stored_config import stored_data, trained_parts

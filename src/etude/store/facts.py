@@ -102,7 +102,7 @@ class RunFacts:
         if self.kind == "evaluate":
             result = self.result or {}
             score = Score.model_validate((result.get("scores") or {}).get(result.get("reward")) or {})
-            return [None, None if score.mean is None else score.interval]
+            return [None, None if score.mean is None else str(score)]
         if not self.summary.targets:
             return self.summary.shown_ends()
         ends = {name: summary.shown_ends(short=True) for name, summary in self.summary.targets.items()}

@@ -182,7 +182,7 @@ class Summary(BaseModel, frozen=True):
             if figure is None or figure.avg_reward is None:
                 texts.append(None)
                 continue
-            shown = str(Score(mean=figure.avg_reward)) if short else figure.reward.interval
+            shown = str(Score(mean=figure.avg_reward)) if short else str(figure.reward)
             texts.append(shown if is_validated else f"{shown} in epoch {figure.epoch}")
         return texts
 
