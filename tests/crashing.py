@@ -208,10 +208,14 @@ def warm_up_config(folder: Path) -> Any:
     )
 
 
-async def _warm_up(folder: Path, ahead: bool) -> None:
+def _warm_up(folder: Path, ahead: bool) -> Any:
     settings = warm_up_config(folder)
-    with RunFolder.open(folder / "run") if (folder / "run").exists() else new_run(settings, "run") as run:
-        await train_in(settings, run)
+
+    async def train() -> None:
+        with RunFolder.open(folder / "run") if (folder / "run").exists() else new_run(settings, "run") as run:
+            await train_in(settings, run)
+
+    return train()
 
 
 if __name__ == "__main__":

@@ -60,7 +60,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 56_142,
     "modules": 260,
-    "lines of tests": 45_124,
+    "lines of tests": 45_705,
     "benchmark files": 12,
     "config keys": 310,
 }

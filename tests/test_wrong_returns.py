@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import functools
+import asyncio
 import re
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -12,20 +13,28 @@ import pytest
 import etude
 from etude.config import registry
 from etude.config.builder import Builder
+from etude.config.component import LlmConfig
 from etude.config.load import parse_config
+from etude.config.registry import register_llm
 from etude.core.errors import EtudeError, RequestError
 from etude.core.job import TrainingStatusEnum
 from etude.core.return_checks import WrongReturnError
-from etude.loop.trainer import EpochTrainerConfig
+from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from etude.store.log import read_histories
 from tests import guide_parts as guide
-from tests.support import ScriptedEngine
 from tests.training import FakeAdapter, Run, correct, examples, play
+
+TRAINERS = {
+    "epochs": lambda: EpochTrainer(EpochTrainerConfig()),
+    "guide": lambda: guide.GuideTrainer(guide.GuideTrainerConfig()),
+}
 
 
 @pytest.fixture
 def run(tmp_path):
-    return Run(tmp_path / "run")
+    made = Run(tmp_path / "run")
+    made.examples = examples(3)
+    return made
 
 
 def returning(base: type, name: str, value: Any) -> Any:
@@ -36,21 +45,6 @@ def returning(base: type, name: str, value: Any) -> Any:
 
     method.__name__, method.__qualname__ = name, f"Mine.{name}"
     return type("Mine", (base,), {name: method})
-
-
-def plain(base: type, *names: str) -> Any:
-    """A subclass whose methods of those names are `def`: for methods that wait for nothing."""
-
-    def without_waiting(awaited: Any) -> Any:
-        @functools.wraps(awaited)
-        def method(self, *args, **kwargs):
-            with pytest.raises(StopIteration) as returned:
-                awaited(self, *args, **kwargs).send(None)
-            return returned.value.value
-
-        return method
-
-    return type("Mine", (base,), {name: without_waiting(getattr(base, name)) for name in names})
 
 
 def completed(name: str = "x") -> etude.TrainingJobStatus:
@@ -74,7 +68,7 @@ def completed(name: str = "x") -> etude.TrainingJobStatus:
 )
 async def test_of_a_part(run, base, name, value, returned):
     part = returning(base, name, value)
-    run.make_trainer = guide.TRAINERS["guide"]
+    run.make_trainer = TRAINERS["guide"]
     if base is guide.GuideTrainer:
         run.make_trainer = lambda: part(guide.GuideTrainerConfig())
     elif base is guide.GuideBuilder:
@@ -90,20 +84,6 @@ async def test_of_a_part(run, base, name, value, returned):
     assert not any(event.startswith("trained") for event in run.watcher.events)
 
 
-async def test_of_a_method_that_does_not_take_what_it_is_given(run):
-    class Adapter(guide.GuideAdapter):
-        async def wait_until_complete(self, ref):
-            return await self.status(ref)
-
-    run.adapter = Adapter(guide.GuideAdapterConfig())
-    said = (
-        r"test_wrong_returns\.py:\d+: .*Adapter\.wait_until_complete must take what its interface says, "
-        r"\(self, ref, poll_interval=10\.0\): .* unexpected keyword argument 'poll_interval'"
-    )
-    with pytest.raises(WrongReturnError, match=said):
-        await run.start()
-
-
 @pytest.mark.parametrize(
     ("trainer", "said"),
     [
@@ -112,7 +92,7 @@ async def test_of_a_method_that_does_not_take_what_it_is_given(run):
     ],
 )
 async def test_of_run_epoch_after_it_has_submitted_a_job(run, trainer, said):
-    base = type(guide.TRAINERS[trainer]())
+    base = type(TRAINERS[trainer]())
 
     class Forgetful(base):
         async def run_epoch(self, epoch, run_id):
@@ -124,7 +104,7 @@ async def test_of_run_epoch_after_it_has_submitted_a_job(run, trainer, said):
         await run.start(num_epochs=2)
     assert not any(event.startswith("skipped") for event in run.watcher.events)
     again = run.restarted()
-    again.make_trainer = guide.TRAINERS[trainer]
+    again.make_trainer = TRAINERS[trainer]
     await again.start(num_epochs=2)
     assert [status.status for status in again.statuses] == ["completed"] * 2
 
@@ -141,24 +121,52 @@ async def test_of_a_run_whose_jobs_are_completed_and_that_goes_on_when_it_is_men
     with pytest.raises(WrongReturnError, match=rf"Forgetful\.run {expected}"):
         await run.start(num_epochs=2)
     again = run.restarted()
-    again.make_trainer = guide.TRAINERS["guide"]
+    again.make_trainer = TRAINERS["guide"]
     await again.start(num_epochs=2)
     assert [status.status for status in again.statuses] == ["completed"] * 2
     assert again.adapter.submitted == []
 
 
 async def test_a_plain_def_is_as_good_as_an_async_one(run):
-    builder = plain(guide.GuideBuilder, "start_run", "compute_reward")
-    methods = ("initialize", "is_healthy", "submit", "wait_until_complete", "cleanup")
-    adapter, trainer = (
-        plain(guide.GuideAdapter, *methods),
-        plain(guide.GuideTrainer, "get_metrics", "cleanup"),
-    )
-    run.builder, run.adapter = builder(guide.GuideBuilderConfig()), adapter(guide.GuideAdapterConfig())
-    run.make_trainer = lambda: trainer(guide.GuideTrainerConfig())
-    made = await run.start(num_epochs=2)
+    """Of every method that returns without waiting for anything."""
+
+    class Builder(guide.GuideBuilder):
+        def start_run(self, run_id, meta=None):
+            runs = [self.run_eval() for _ in range(self.config.num_generations)]
+            self.evaluation_runs[run_id] = [asyncio.ensure_future(each) for each in runs]
+
+        def compute_reward(self, output_item, meta=None):
+            return output_item.score
+
+    class Adapter(guide.GuideAdapter):
+        def is_healthy(self):
+            return True
+
+        def submit(self, trajectories):
+            self.jobs[trajectories.run_id] = trajectories
+            return etude.TrainingJobRef(run_id=trajectories.run_id, backend="guide")
+
+        def wait_until_complete(self, ref, poll_interval=10.0):
+            return self.status(ref)
+
+        def initialize(self, run_config):
+            self.run_config = run_config
+
+        def cleanup(self):
+            self.jobs.clear()
+
+    class Trainer(guide.GuideTrainer):
+        def get_metrics(self, run_id):
+            return {}
+
+        def cleanup(self):
+            """Nothing to free."""
+
+    run.builder, run.adapter = Builder(guide.GuideBuilderConfig()), Adapter(guide.GuideAdapterConfig())
+    run.make_trainer = lambda: Trainer(guide.GuideTrainerConfig())
+    trainer = await run.start(num_epochs=2)
     assert [status.status for status in run.statuses] == ["completed"] * 2
-    assert await made.get_metrics("x") == {"epochs": [{"my_figure": 0.5}, {"my_figure": 1.5}]}
+    assert await trainer.get_metrics("x") == {}
 
 
 @pytest.mark.parametrize(
@@ -170,27 +178,50 @@ def test_an_async_def_of_what_nobody_waits_for_is_refused_where_it_stands(base, 
         returning(base, name, None)
 
 
-@pytest.mark.parametrize(("kind", "name"), [("trainer_adapters", "local"), ("trainers", "epochs")])
-@pytest.mark.parametrize(("part", "shown"), [(None, "None"), (FakeAdapter, "an ABCMeta")])
-async def test_what_a_factory_yields_is_a_part(monkeypatch, kind, name, part, shown):
+async def test_what_a_factory_yields_is_a_part(monkeypatch):
     async def factory(config, builder):
-        yield part
+        yield None
 
-    registration = replace(registry.lookup(kind, name), factory=factory)
-    monkeypatch.setitem(registry._registrations, (kind, name), registration)
-    async with Builder(parse_config({"workflow": "tests.training:play"})) as builder:
-        said = rf"test_wrong_returns.py:\d+: what builds .* yielded {shown}"
-        with pytest.raises(EtudeError, match=said):
-            await getattr(builder, f"get_{kind[:-1]}")(name)
+    registration = replace(registry.lookup("trainers", "epochs"), factory=factory)
+    monkeypatch.setitem(registry._registrations, ("trainers", "epochs"), registration)
+    with pytest.raises(EtudeError, match=r"test_wrong_returns.py:\d+: what builds .* yielded None"):
+        async with Builder(parse_config({"workflow": "tests.training:play"})) as builder:
+            await builder.get_trainer("epochs")
+
+
+class OwnEngineConfig(LlmConfig, name="test_wrong_engine"):
+    """A model of one's own."""
+
+    says: Any = None
+    plain: bool = False
+
+
+class OwnEngine:
+    version = 0
+
+    def __init__(self, config):
+        self.says, self.plain = config.says, config.plain
+
+    def complete(self, request):
+        return self.says if self.plain else self._later()
+
+    async def _later(self):
+        return self.says
+
+    async def close(self):
+        """Nothing to close."""
+
+
+@register_llm(config_type=OwnEngineConfig)
+async def own_engine(config: OwnEngineConfig, builder: Builder) -> AsyncIterator[Any]:
+    yield None if config.says == "none" else OwnEngine(config)
 
 
 @pytest.mark.parametrize(("says", "returned"), [(None, "None"), ("yes", r"a str \('yes'\)")])
-@pytest.mark.parametrize("is_plain", [False, True])
-def test_of_an_engine(tmp_path, monkeypatch, says, returned, is_plain):
+@pytest.mark.parametrize("plain", [False, True])
+def test_of_an_engine(tmp_path, monkeypatch, says, returned, plain):
     monkeypatch.chdir(tmp_path)
-    engine = returning(ScriptedEngine, "complete", says)
-    monkeypatch.setattr("tests.cli.parts.ScriptedEngine", plain(engine, "complete") if is_plain else engine)
-    said = rf"test_wrong_returns.py:\d+: Mine.complete returned {returned}.* `Completion` is expected"
+    model = {"_type": "test_wrong_engine", "says": says, "plain": plain}
+    said = rf"test_wrong_returns.py:\d+: OwnEngine.complete returned {returned}.* `Completion` is expected"
     with pytest.raises(EtudeError, match=said):
-        model = "tests.cli.parts:scripted"
-        etude.evaluate(play, reward=correct, examples=examples(2), model={"_type": model}, progress=False)
+        etude.evaluate(play, reward=correct, examples=examples(2), model=model, progress=False)

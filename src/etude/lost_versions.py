@@ -26,11 +26,8 @@ from etude.verbs import train_in
 
 @contextmanager
 def version_on_disk(run: Path, wish: str, say: Callable[[str], None]) -> Iterator[RunVersion]:
-    """Yield the version that `wish` names for `choose_version`, with its weights on disk within the block.
-
-    If they are missing, a copy of the run trains them again from the last earlier version on disk. Raises
-    RequestError if there is no such version. Errors of resuming the run pass through.
-    """
+    """Yield the version that `wish` names for `choose_version`, with its weights on disk within the block. If
+    they are missing, a copy of the run trains them again. Raises RequestError and the errors of resuming."""
     wanted = choose_version(run, wish, kept=False)
     if wanted.folder is None or wanted.folder.exists():
         yield wanted

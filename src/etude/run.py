@@ -49,7 +49,7 @@ class TrainedModel:
 
     def load(self) -> Policy:
         """Load the model in this process. Raises RequestError if only a server has its weights."""
-        from etude.loop.stored_models import load_version
+        from etude.loop.evaluation import load_version
 
         return load_version(self.chosen)
 

@@ -136,11 +136,10 @@ async def _keep_examples(run: RunFolder, examples: Sequence[Example], progress: 
             encoded = encode_example(example)
             require_limits([encoded["inputs"], encoded["expected"]], 0)
             known.add(example_digest(encoded))
-        except RecursionError as error:
-            reason = "it contains itself, or is nested too deep"
+        except (ValueError, RecursionError) as error:
+            is_deep = isinstance(error, RecursionError)
+            reason = "it contains itself, or is nested too deep" if is_deep else error
             raise RequestError(f"example '{example.id}' cannot be stored as JSON: {reason}") from error
-        except ValueError as error:
-            raise RequestError(f"example '{example.id}' cannot be stored as JSON: {error}") from error
     before, now = run.journal.get(EXAMPLES_STEP), content_hash(sorted(known))
     if before == now:
         return

@@ -11,15 +11,14 @@ import contextvars
 import functools
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent import futures
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from etude.config.assemble import parse_trackers
+from etude.config.assemble import parse_components
 from etude.config.component import TrackerConfig
 from etude.config.schema import Config
-from etude.core.errors import LoopStopped, RequestError, TrainingError
+from etude.core.errors import RequestError, TrainingError
 from etude.core.history import History
 from etude.core.interfaces import Engine, Progress
 from etude.core.job import TrainingStatusEnum
@@ -28,13 +27,14 @@ from etude.core.threads import run_loop
 from etude.loop.arguments import (
     as_overrides,
     build_config,
+    for_evaluation,
     is_config,
     load,
     refuse,
     require_objects,
     with_python_objects,
 )
-from etude.loop.evaluation import Evaluation
+from etude.loop.evaluation import Evaluation, model_overrides
 from etude.loop.evaluation import evaluate as run_evaluation
 from etude.loop.lifecycle import (
     config_to_resume,
@@ -44,8 +44,7 @@ from etude.loop.lifecycle import (
     storage_options,
     storage_overrides,
 )
-from etude.loop.stored_models import model_overrides
-from etude.loop.targets import assemble_trainer
+from etude.loop.recording_wrappers import assemble_trainer
 from etude.run import Run, TrainedModel
 from etude.runtime import Report, open_runtime
 from etude.show.metrics_files import RunReport
@@ -60,7 +59,29 @@ from etude.store.stored_config import EvaluationRequest, model_config, read_requ
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_ARGUMENTS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "output_dir": ((str, Path), "a folder"),
+    "progress": ((bool, Progress), "True, False or a Progress"),
+    "repeat": ((int,), "a whole number"),
+    **dict.fromkeys(("retry", "greedy"), ((bool,), "True or False")),
+}
+"""The types of arguments that are not checked elsewhere, and how errors name them."""
 
+
+def _checked(verb: Callable[P, T]) -> Callable[P, T]:
+    """Make a verb raise RequestError for an argument of a wrong type."""
+
+    @functools.wraps(verb)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        for name, (types, text) in _ARGUMENTS.items():
+            if name in kwargs and not isinstance(kwargs[name], types):
+                raise RequestError(f"{name} is {text}, found {kwargs[name]!r:.80}")
+        return verb(*args, **kwargs)
+
+    return call
+
+
+@_checked
 async def train_async(
     agent: Any,
     *,
@@ -120,6 +141,7 @@ async def train_async(
         return await train_in(config, run, progress=progress)
 
 
+@_checked
 async def evaluate_async(
     agent: Any,
     *,
@@ -156,7 +178,8 @@ async def evaluate_async(
             model = trained.llms[str(trained.finetuning.target_model)]
         parts = {"reward": reward, "examples": examples, "model": model, "models": models}
         parts |= {"tools": tools, "scenario": scenario}
-        config = build_config(agent, parts, overrides, settings, enabled=False).for_evaluation()
+        changes = for_evaluation(overrides, has_examples=examples is not None)
+        config = build_config(agent, parts, changes, settings, enabled=False)
         request = _request(version, repeat, greedy)
     config = _with_trackers(config, report)
     with new_run(config, name, request) as run, _progress_display(progress) as display:
@@ -164,6 +187,7 @@ async def evaluate_async(
     return Run(run.path)
 
 
+@_checked
 async def resume_async(
     run: Run | str | Path,
     *,
@@ -199,7 +223,7 @@ async def resume_async(
     objects = {"agent": agent, "reward": reward, "examples": examples, "validation": validation}
     with RunFolder.open(path) as folder:  # This verifies the journal, from which the config is read.
         request = read_request(folder.journal)
-        changes = [*changes, *as_overrides(settings, lambda: config_to_resume(path, changes))]
+        changes = [*changes, *as_overrides(settings)]
         config = with_python_objects(config_to_resume(path, changes), **objects, tools=tools)
         require_objects(config, folder.path)
         config = _with_trackers(config, report)
@@ -275,19 +299,17 @@ def request_for(
 
     Runs are looked for in `root`, by default the config's folder for them.
     """
-    changes = [*overrides]
+    changes = for_evaluation(overrides)
     config = load(source, changes)
     version = _trained_version(model, root or config.finetuning.output_dir)
     if model is not None:
         config = load(source, [*changes, *model_overrides(config, str(model), version)])
-    return config.for_evaluation(), _request(version, repeat, greedy), version
+    return config, _request(version, repeat, greedy), version
 
 
 def _request(version: RunVersion | None, repeat: int, greedy: bool) -> EvaluationRequest:
-    if not isinstance(repeat, int) or not 1 <= repeat <= 10_000:
+    if not 1 <= repeat <= 10_000:
         raise RequestError(f"repeat is 1 to 10,000, found {repeat!r}")
-    if not isinstance(greedy, bool):
-        raise RequestError(f"greedy is True or False, found {greedy!r:.80}")
     which: dict[str, Any] = {}
     if version is not None:
         which = {"run": str(version.run), "version": version.number, "target": version.target}
@@ -325,34 +347,24 @@ def blocking(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
 def _run_in_thread(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in another thread and return its result. Ctrl-C cancels it and waits for its end."""
     waiting = asyncio.current_task()
-    tasks: list[asyncio.Task[T]] = []
+    started: futures.Future[tuple[asyncio.AbstractEventLoop, Any]] = futures.Future()
 
     async def main() -> T:
-        task = asyncio.ensure_future(work)
-        tasks.append(task)
-        return await task
+        started.set_result((asyncio.get_running_loop(), asyncio.current_task()))
+        return await work
 
-    def cancel() -> None:
-        while tasks:
-            task = tasks.pop()
-            task.get_loop().call_soon_threadsafe(task.cancel)
-
-    with ThreadPoolExecutor(1, thread_name_prefix="etude") as executor:
+    with futures.ThreadPoolExecutor(1, thread_name_prefix="etude") as executor:
         future = executor.submit(contextvars.copy_context().run, run_loop, main())
         try:
             while not futures.wait([future], 0.2).done:
                 # `asyncio.run` turns a first Ctrl-C into a cancellation; a blocking wait would not notice.
                 if waiting is not None and waiting.cancelling():
-                    cancel()
-        except KeyboardInterrupt:
-            cancel()
+                    raise asyncio.CancelledError
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            loop, task = started.result()
+            loop.call_soon_threadsafe(task.cancel)
             raise
-    try:
         return future.result()
-    except LoopStopped:
-        if not tasks:
-            raise asyncio.CancelledError from None  # The caller was cancelled, and so was the work.
-        raise
 
 
 train = blocking(train_async)
@@ -365,14 +377,14 @@ def _with_trackers(config: Config, report: Any) -> Config:
     if report is None:
         return config
     given = report if isinstance(report, list | tuple) else [report]
-    sources: list[Any] = []
-    for each in given:
+    sources: dict[tuple[str | int, ...], Any] = {}
+    for index, each in enumerate(given):
         if not isinstance(each, str | dict | TrackerConfig):
             as_tracker(each)  # Raises RequestError if it is none.
             name = getattr(each, "__name__", type(each).__name__)
             each = LiveTrackerConfig(name=name, value=each)
-        sources.append(each)
-    trackers = parse_trackers(sources, config)
+        sources["report", index] = each
+    trackers = parse_components("trackers", sources, config)
     there = {(each.type_name, each.destination()) for each in trackers}
     kept = [
         each

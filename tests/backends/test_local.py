@@ -19,13 +19,13 @@ from etude.backends.local_adapter import LocalAdapter
 from etude.config.builder import Builder
 from etude.config.finetuning import FinetuneConfig, TrainerConfig
 from etude.config.load import parse_config
-from etude.core.errors import CapabilityError, ConfigError, MissingExtraError, RequestError
+from etude.core.errors import CapabilityError, MissingExtraError, RequestError
 from etude.core.interfaces import innermost
 from etude.core.job import TrainingStatusEnum
 from etude.engines import local as local_model
 from etude.engines.embedded import EmbeddedEngine, make_decoder
 from etude.engines.programs import Command, Launcher, LocalChild, LocalLauncher, Program
-from etude.loop.targets import assemble_trainer
+from etude.loop.recording_wrappers import assemble_trainer
 from etude.models.policy import Policy
 from etude.processes.pool import Cluster
 from etude.runtime import open_runtime
@@ -170,10 +170,8 @@ def two_models(llms, targets, **adapter):
     return parse_config(data)
 
 
-def one_entry(**adapter):
-    return two_models(
-        {"base": "model"}, {name: {"model": "base"} for name in ("prover", "verifier")}, **adapter
-    )
+def one_base(**adapter):
+    return two_models(dict.fromkeys(("base", "prover", "verifier"), "model"), {}, **adapter)
 
 
 async def trained_together(shared_project, name, of):
@@ -186,9 +184,9 @@ async def trained_together(shared_project, name, of):
 
 
 @pytest.mark.parametrize("adapter", one_quick(LORA, {}), ids=["LoRA weights", "all weights"])
-async def test_targets_of_one_entry_get_the_weights_that_they_would_with_a_base_each(shared_project, adapter):
+async def test_targets_of_one_base_get_the_weights_that_they_would_with_a_base_each(shared_project, adapter):
     shutil.copytree("model", "copy")
-    together = await trained_together(shared_project, "together", one_entry(**adapter))
+    together = await trained_together(shared_project, "together", one_base(**adapter))
     apart = await trained_together(
         shared_project, "apart", two_models({"prover": "model", "verifier": "copy"}, {}, **adapter)
     )
@@ -213,7 +211,7 @@ async def initialized(shared_project, of):
 
 
 async def test_lora_targets_have_one_base_in_memory(shared_project):
-    async for policies in initialized(shared_project, one_entry(**LORA)):
+    async for policies in initialized(shared_project, one_base(**LORA)):
         assert list(policies) == ["base", "prover", "verifier"]
         lora = [
             sum(value.nbytes for value in policies[name].trainable().values())
@@ -225,7 +223,7 @@ async def test_lora_targets_have_one_base_in_memory(shared_project):
 
 
 async def test_targets_that_train_all_weights_take_a_copy_and_leave_the_base_alone(shared_project):
-    async for policies in initialized(shared_project, one_entry()):
+    async for policies in initialized(shared_project, one_base()):
         before = policies["base"].digest()
         with torch.no_grad():
             for value in policies["prover"].trainable().values():
@@ -233,12 +231,6 @@ async def test_targets_that_train_all_weights_take_a_copy_and_leave_the_base_alo
         policies["base"].mark_changed(0)
         assert policies["base"].digest() == before
         assert len(storages(policies.values())) == 3 * len(storages([policies["base"]]))
-
-
-def test_a_target_called_like_another_entry_is_refused():
-    both = {name: {"model": "base"} for name in ("prover", "verifier")}
-    with pytest.raises(ConfigError, match="trained by the target 'prover' already; give the targets names"):
-        two_models({"base": "model", "verifier": "model"}, both)
 
 
 def test_a_large_base_that_is_shared_has_no_copies_that_are_faster(monkeypatch):

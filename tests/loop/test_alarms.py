@@ -21,7 +21,6 @@ from etude.loop.alarms import (
     Mismatch,
     PartialReward,
     RewardCollapse,
-    TemplateDrift,
     active_alarms,
     alarm_events,
 )
@@ -80,10 +79,7 @@ TABLE: list[tuple[Alarm, list[Entry], str]] = [
     # A reward is surely lower where the intervals do not touch.
     (RewardCollapse(), rewards(HIGH, LOW, LOW, HIGH, LOW), ".Rh.R"),
     (RewardCollapse(), rewards(HIGH, UNSURE, (0.9, 0.8, 1.0)), "..."),
-    (RewardCollapse(), rewards(HIGH, LOW, None, LOW), ".R.h"),
-    (RewardCollapse(epochs=3), rewards(HIGH, LOW, LOW, LOW, LOW), "...Rh"),
-    (RewardCollapse(epochs=3), rewards(HIGH, LOW, LOW, HIGH, LOW, None, LOW, LOW), ".......R"),
-    (RewardCollapse(of="best"), rewards(LOW, HIGH, UNSURE, LOW), "...R"),
+    (RewardCollapse(), rewards(HIGH, LOW, None, LOW), ".R.R"),
     (EntropyCollapse(), epochs("sampled_entropy", [2.0, 0.2, 0.09, 0.09, 0.09]), "...Rh"),
     (EntropyCollapse(), epochs("sampled_entropy", [2.0, 0.09, None, 0.09, 1.0]), "...R."),
     (EntropyCollapse(), epochs("sampled_entropy", [0.0, 0.0, 0.0]), "..."),
@@ -101,7 +97,6 @@ TABLE: list[tuple[Alarm, list[Entry], str]] = [
     (CutOffAnswers(above=0.5), epochs("calls", [cut(50), cut(51)]), ".R"),
     (Mismatch(), epochs("training", [{"mismatch_kl": n} for n in (1e-9, 0.05, 0.06)]), "..R"),
     (Mismatch(), epochs("training", [{}, {"loss": 1.0}]), ".."),
-    (TemplateDrift(), epochs("drifted", [0, 5, 6], branches=50), "..R"),
 ]
 
 
@@ -110,21 +105,22 @@ def test_when_an_alarm_rings_and_when_it_holds_on(alarm, entries, expected):
     assert rings(alarm, entries) == expected
 
 
-@pytest.mark.parametrize("alarm", [EntropyCollapse(epochs=1), EqualGroups()])
+@pytest.mark.parametrize("alarm", [EntropyCollapse(), EqualGroups()])
 def test_a_model_that_has_learnt_its_task_may_say_the_same_each_time(alarm):
     start = {"sampled_entropy": 2.0, "reward_groups": {"compared": 4, "flat": 1}}
     metrics = {"sampled_entropy": 0.001, "reward_groups": {"compared": 4, "flat": 4}}
 
-    def after(reward: float, low: float, high: float) -> str:
+    def holds_after(reward: float, low: float, high: float) -> bool:
         entries = [epoch(0, low, min_reward=low, max_reward=high, **start)]
-        return rings(alarm, [*entries, epoch(1, reward, min_reward=reward, max_reward=reward, **metrics)])
+        entries += [epoch(n, reward, min_reward=reward, max_reward=reward, **metrics) for n in (1, 2)]
+        return rings(alarm, entries)[-1] != "."
 
-    assert after(0.95, 0.0, 1.0) == ".."
-    assert after(0.8, 0.0, 1.0) == ".R"
-    assert after(-0.5, -20.0, 0.0) == ".."
+    assert not holds_after(0.95, 0.0, 1.0)
+    assert holds_after(0.8, 0.0, 1.0)
+    assert not holds_after(-0.5, -20.0, 0.0)
     # All rewards have been equal from the start.
-    assert after(0.0, 0.0, 0.0) == ".R"
-    assert after(1.0, 1.0, 1.0) == ".R"
+    assert holds_after(0.0, 0.0, 0.0)
+    assert holds_after(1.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -168,16 +164,15 @@ def test_each_cause_of_failures_rings_by_itself():
     assert rung(Failures(above=3), failing) == [[], [], []]
 
 
-def test_a_sentence_says_what_was_seen_since_when_what_it_means_and_what_to_do():
+def test_a_sentence_says_what_was_seen_what_it_means_and_what_to_do():
     entries = rewards(HIGH, LOW, LOW)
-    (event,) = rung(RewardCollapse(epochs=2, action="stop"), entries)[2]
+    (event,) = rung(RewardCollapse(action="stop"), entries)[2]
     assert event.text == (
         "the reward has collapsed to 0.200 [0.150, 0.250] (training episodes of epoch 3, sampled from v2) "
         "from 0.500 [0.450, 0.550] (training episodes of epoch 1, sampled from v0): v2 may be worse than the "
-        "model that training began with, or the examples of the epoch harder, since epoch 2; "
-        + REMEDIES["the-reward-falls"]
+        "model that training began with, or the examples of the epoch harder; " + REMEDIES["the-reward-falls"]
     )
-    assert (event.alarm, event.of, event.since, event.action) == ("a", "", 2, "stop")
+    assert (event.alarm, event.of, event.action) == ("a", "", "stop")
 
 
 def test_validations_are_compared_with_validations():
@@ -195,7 +190,7 @@ class Broken(Alarm, name="broken_for_tests"):
 
 
 def test_an_alarm_that_fails_says_so_once_and_asks_nothing_of_the_run():
-    events = [each for (each,) in rung(Broken(action="stop", epochs=3), epochs("x", [1, 2, 3]))]
+    events = [each for (each,) in rung(Broken(action="stop"), epochs("x", [1, 2, 3]))]
     assert [event.is_new for event in events] == [True, False, False]
     assert {event.action for event in events} == {"warn"}
     assert "its own code failed: " in events[0].text and "KeyError: 'missing'" in events[0].text

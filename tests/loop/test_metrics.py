@@ -17,7 +17,7 @@ from etude.loop.metrics import (
     selection_metrics,
     validation_metrics,
 )
-from etude.loop.targets import SharedProgress
+from etude.loop.recording_wrappers import SharedProgress
 from etude.processes.counts import ProgressSums
 from etude.store.figures import summarize
 from tests.show.histories import history

@@ -54,8 +54,8 @@ def test_nothing_trained_has_no_versions():
     assert versions_to_keep(history([]), 3) == []
 
 
-def event(alarm, text, *, of="", since=1, is_new=True, action="warn"):
-    return AlarmEvent(alarm=alarm, of=of, since=since, is_new=is_new, action=action, text=text)
+def event(alarm, text, *, of="", is_new=True, action="warn"):
+    return AlarmEvent(alarm=alarm, of=of, is_new=is_new, action=action, text=text)
 
 
 def with_alarms(entry, *events):

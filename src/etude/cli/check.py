@@ -98,7 +98,7 @@ def doctor(
 ) -> None:
     """Examine the installation, the machine and a config's services."""
     from etude.config.load import load_config
-    from etude.preflight.doctor import examine, examine_services
+    from etude.preflight.check import examine, examine_services
 
     settings = None if config is None else load_config(config, override or ())
     findings = examine(output_dir or (RUNS if settings is None else settings.finetuning.output_dir))

@@ -67,7 +67,7 @@ def _show(report: DemoReport) -> None:
     rows = []
     for name, last in report.after["scores"].items():
         label = f"{name} (reward)" if name == report.after["reward"] else name
-        means = (Score.model_validate(scores[name]).interval for scores in measured.values())
+        means = (str(Score.model_validate(scores[name])) for scores in measured.values())
         rows.append((label, *means, last["n"]))
     say()
     title = "mean and 95 % interval over held-out episodes, at temperature 1"

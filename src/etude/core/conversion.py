@@ -214,10 +214,7 @@ def _with_tokens(item: EpisodeItem, encoder: Encoder | None, needs_logprobs: boo
 
 
 def _items(sample: Sample) -> list[EpisodeItem]:
-    """Return the messages in order. The `context_ids` and `token_ids` of all items are the whole sequence.
-
-    For a sample without messages, return only the answers, without their texts.
-    """
+    """Return the messages in order, with all tokens; for a sample without messages, only the answers."""
     items: list[EpisodeItem] = []
     seen = 0
     for turn, tokens in sample.answers:

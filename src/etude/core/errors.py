@@ -215,10 +215,7 @@ def error_words(error: BaseException) -> str:
 
 
 def safe_error_text(error: BaseException) -> str:
-    """Return the message of any error, also if it is endless or raises an error itself.
-
-    Secrets in it are masked.
-    """
+    """Return the message of any error, secrets masked, also if it is endless or raises an error itself."""
     try:
         text = str(error)
     except BaseException as problem:  # noqa: BLE001  its `__str__` is user code

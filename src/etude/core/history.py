@@ -28,13 +28,11 @@ class AlarmEvent(BaseModel, frozen=True):
     """Its name in `finetuning.alarms`."""
     of: str = ""
     """The evaluator or the cause of failures that it is about; empty if the alarm has only one subject."""
-    since: int
-    """The first of the consecutive epochs, or validations, that it has held for."""
     is_new: bool
     """Whether it rings now: it did not hold before."""
     action: Action
     text: str
-    """A sentence: the observation, since when, its usual meaning, and what to do."""
+    """A sentence: the observation, its usual meaning, and what to do."""
     episode: str | None = None
     """The id of an episode that shows it."""
 
@@ -63,17 +61,12 @@ class Score(BaseModel, frozen=True):
         return cls(mean=mean, low=low, high=high, n=metrics.get("num_scored", metrics.get("num_examples")))
 
     def __str__(self) -> str:
-        return "none" if self.mean is None else shown_mean(self.mean, self.low, self.high, n=self.n)
+        return "none" if self.mean is None else shown_mean(self.mean, self.low, self.high)
 
     @property
     def counted(self) -> str:
         """The mean with its interval, as text, and the number of scores."""
         return f"{self}" if self.n is None or self.mean is None else f"{self}  n={self.n}"
-
-    @property
-    def interval(self) -> str:
-        """The mean with its interval, as text, without a reason for a missing interval."""
-        return "none" if self.mean is None else shown_mean(self.mean, self.low, self.high)
 
 
 class Measurement(BaseModel, frozen=True):

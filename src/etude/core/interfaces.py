@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -115,43 +117,27 @@ class Progress:
 
     def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
         """A run starts or resumes. `facts` has the number of examples, the parts, and the place."""
-        if self.display is not None:
-            self.display.run_started(run_id, num_epochs, facts)
 
     def epoch_started(self, epoch: int, num_epochs: int) -> None:
         """An epoch begins. Here and below, `epoch` counts from 1."""
-        if self.display is not None:
-            self.display.epoch_started(epoch, num_epochs)
 
     def phase(self, name: str, total: int | None = None) -> None:
         """A phase begins: `validating`, `collecting`, `training`, …; it will run `total` episodes."""
-        if self.display is not None:
-            self.display.phase(name, total)
 
     def episode_finished(self, episode: EpisodeRecord) -> None:
         """An episode ended, with an output or a failure."""
-        if self.display is not None:
-            self.display.episode_finished(episode)
 
     def scored(self, item: EvalOutputItem) -> None:
         """An episode got its reward, or the reason why there is none."""
-        if self.display is not None:
-            self.display.scored(item)
 
     def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         """An epoch was trained on, with these metrics."""
-        if self.display is not None:
-            self.display.trained(epoch, metrics)
 
     def skipped(self, epoch: int, reason: str) -> None:
         """An epoch had nothing to train on."""
-        if self.display is not None:
-            self.display.skipped(epoch, reason)
 
     def validated(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         """The weights after `epoch` (0: before training) were evaluated on the validation examples."""
-        if self.display is not None:
-            self.display.validated(epoch, metrics)
 
     def spent(self, figures: Mapping[str, Any]) -> None:
         """Report the run's total consumption, about once a second.
@@ -159,13 +145,9 @@ class Progress:
         `figures` has `usd` and `tokens`. Under `limits`, it has the amount used and the limit, by the key of
         each budget limit.
         """
-        if self.display is not None:
-            self.display.spent(figures)
 
     def message(self, text: str, *, warning: bool = False) -> None:
         """Show a text to a person."""
-        if self.display is not None:
-            self.display.message(text, warning=warning)
 
     def alarm(self, facts: Mapping[str, Any]) -> None:
         """An alarm rings. `facts` has the fields of an `AlarmEvent`, and `measured`, `epoch`, and `target` if
@@ -177,5 +159,19 @@ class Progress:
 
     def finished(self, summary: Mapping[str, Any]) -> None:
         """The run is over."""
+
+
+def _pass_on(event: Callable[..., None]) -> Callable[..., None]:
+    """Make a method pass its event on to the display."""
+
+    @functools.wraps(event)
+    def method(self: Progress, *args: Any, **kwargs: Any) -> None:
         if self.display is not None:
-            self.display.finished(summary)
+            getattr(self.display, event.__name__)(*args, **kwargs)
+
+    return method
+
+
+for _name, _event in [*vars(Progress).items()]:
+    if _name != "alarm" and inspect.isfunction(_event) and not _name.startswith("_"):
+        setattr(Progress, _name, _pass_on(_event))

@@ -67,11 +67,8 @@ def read_json(text: bytes | str, *, most_values: int = MOST_VALUES, unique_keys:
 
 
 def to_utf8(text: str) -> bytes:
-    """Return the text in UTF-8. Raises JsonError for half of a surrogate pair.
-
-    A file opened with the error handler `surrogateescape` has one for each byte that is not UTF-8. The error
-    then says so.
-    """
+    """Return the text in UTF-8. Raises JsonError for half of a surrogate pair, as a file opened with
+    `surrogateescape` has it for each byte that is not UTF-8."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:

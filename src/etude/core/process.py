@@ -32,17 +32,12 @@ def rare_garbage_collection() -> Iterator[None]:
 
 
 def set_up_process() -> None:
-    """Apply the settings to this process. A program calls this before it loads torch.
-
-    Secrets are masked in what this process writes to standard output and error. Programs that it starts write
-    there directly.
+    """Apply the settings to this process, before torch is loaded. Its outputs are masked from then on.
 
     With rarer garbage collection, loading torch and transformers takes 2.6 s of CPU time instead of 3.0 s.
-
-    OpenMP threads that wait for one another spin some 300,000 times before they sleep, and keep a core that
-    another program could use. A test loaded SmolLM2-135M's shape and sampled 16 x 8 tokens three times, with
-    two threads, on two cores at load 8. It took 18 and 19 s of CPU time with fewer spins, and 49 s by
-    default. A setting in the environment is left unchanged.
+    OpenMP threads that wait spin some 300,000 times before they sleep, and keep a core from other programs.
+    With fewer spins, sampling with SmolLM2-135M's shape on two busy cores took 18 s of CPU time instead of
+    49. A setting in the environment is left unchanged.
     """
     gc.set_threshold(_NEW_OBJECTS, *gc.get_threshold()[1:])
     if not any(name in os.environ for name in _NAMES):

@@ -260,11 +260,6 @@ class ModelState:
                 self.end = record
             case Reopened():
                 self.end = None
-            case _:
-                self._apply_to_jobs(record)
-
-    def _apply_to_jobs(self, record: Record) -> None:
-        match record:
             case SampledFrom():
                 self.sampled[record.epoch] = record.version
             case JobPlanned(name=name, plan=None):

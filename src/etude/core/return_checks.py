@@ -22,11 +22,8 @@ C = TypeVar("C", bound=Callable[..., Any])
 
 
 def wrap_implementations(cls: type, interface: type) -> None:
-    """Wrap the interface's methods that `cls` itself defines, so that calls and results are checked.
-
-    For `__init_subclass__` of the interface. Methods that `cls` does not define, or leaves abstract, are
-    skipped. Raises RequestError for an `async def` where the interface's method is not awaited.
-    """
+    """Wrap the interface's methods that `cls` itself defines, so that results are checked. Raises
+    RequestError for an `async def` where the interface's method is not awaited."""
     for name, declared in vars(interface).items():
         own = vars(cls).get(name)
         is_method = inspect.isfunction(declared) and not name.startswith("_")
@@ -45,11 +42,11 @@ def _held(own: C, declared: Callable[..., Any]) -> C:
 
     @functools.wraps(own)
     def held(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return checked(called(own, declared, self, *args, **kwargs), own, declared)
+        return checked(own(self, *args, **kwargs), own, declared)
 
     @functools.wraps(own)
     async def held_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-        value = called(own, declared, self, *args, **kwargs)
+        value = own(self, *args, **kwargs)
         return checked(await value if inspect.isawaitable(value) else value, own, declared)
 
     # The wrappers have the signature of `own`.
@@ -60,34 +57,15 @@ _LISTS = (list, Sequence)
 
 
 class WrongReturnError(EtudeError):
-    """A user's part returned a value, or takes arguments, that its interface does not declare.
+    """A user's part returned a value that its interface does not declare.
 
     It is no TrainingError, because the job that it concerns may still be running.
     """
 
 
-def called(
-    implementation: Callable[..., Any], declared: Callable[..., Any], self: Any, *args: Any, **kwargs: Any
-) -> Any:
-    """Return the implementation's result. Raises WrongReturnError if it does not take the given arguments."""
-    try:
-        return implementation(self, *args, **kwargs)
-    except TypeError as error:
-        if error.__traceback__ is not None and error.__traceback__.tb_next is not None:
-            raise
-        given = inspect.signature(declared).parameters.values()
-        parameters = ", ".join(str(each.replace(annotation=each.empty)) for each in given)
-        raise WrongReturnError(
-            f"{_place(implementation)} must take what its interface says, ({parameters}): {error}"
-        ) from error
-
-
 def checked(value: Any, implementation: Callable[..., Any], declared: Callable[..., Any]) -> Any:
-    """Return `value` if it has the type that `declared` returns; any kind of number as a float.
-
-    Raises WrongReturnError, which names the implementation, its value and the expected type. If `declared`
-    returns None, any value but an awaitable is accepted.
-    """
+    """Return `value` if it has the type that `declared` returns; any kind of number as a float. Raises
+    WrongReturnError. If `declared` returns None, any value but an awaitable is accepted."""
     expected = _declared(inspect.unwrap(declared))
     if expected is types.NoneType and not inspect.isawaitable(value):
         return value

@@ -107,7 +107,14 @@ def keep_secret(*values: str | None) -> None:
 
 def masked(text: str) -> str:
     """Return the text with each secret replaced by `MASK`."""
-    _keep_environment_secrets()
+    for name in list(os.environ):  # Each time, because a program may load keys from a file.
+        value = os.environ.get(name, "")
+        if _may_hold_secret(name) and _seen.get(name) != value:
+            _seen[name] = value
+            if "://" in value:
+                keep_secret(*secrets_in_address(value))
+            elif not _PATH.match(value) and _is_long(value):
+                keep_secret(value)
     if _kept:
         text = _pattern(tuple(_kept)).sub(MASK, text)
     for marks, form in _FORMS:
@@ -135,7 +142,15 @@ def holds_secret(name: str, value: Any, *, sure: bool = False) -> bool:
     """
     if not isinstance(value, str) or not _is_long(value):
         return False
-    return _is_secret_entry(name, value, sure) or masked(value) != value
+    if masked(value) != value:
+        return True
+    # Judged more carefully than variables: configs have columns, templates and vocabulary tokens.
+    if not is_secret_name(name) or _PATH.match(value) or value.startswith(("<", "[")) or "://" in value:
+        return False
+    words = [word.upper() for word in _WORDS.split(name) if word]
+    is_weak = words[-1] in _WEAK and not _OF_KEYS.intersection(words)
+    is_doubtful = is_weak and (sure or _RANDOM.fullmatch(value) is None)
+    return not is_doubtful and not _PLAIN_TOKENS.intersection(words)
 
 
 def secrets_in_address(text: str) -> Iterator[str]:
@@ -167,30 +182,6 @@ def _may_hold_secret(name: str) -> bool:
     """Return whether an environment variable may be a secret, or an address that contains one."""
     is_address = any(word in name for word in ("URL", "DSN", "URI")) or "PROXY" in name.upper()
     return is_address or is_secret_name(name)
-
-
-def _is_secret_entry(name: str, value: str, sure: bool) -> bool:
-    """Judge more carefully than for variables: configs have columns, templates and vocabulary tokens."""
-    if not is_secret_name(name) or _PATH.match(value) or value.startswith(("<", "[")) or "://" in value:
-        return False
-    words = [word.upper() for word in _WORDS.split(name) if word]
-    if _PLAIN_TOKENS.intersection(words):
-        return False
-    is_weak = words[-1] in _WEAK and not _OF_KEYS.intersection(words)
-    return not is_weak or (not sure and _RANDOM.fullmatch(value) is not None)
-
-
-def _keep_environment_secrets() -> None:
-    """Keep the secrets in the environment now, because a program may load keys from a file at any time."""
-    for name in list(os.environ):
-        if _may_hold_secret(name):
-            value = os.environ.get(name, "")
-            if _seen.get(name) != value:
-                _seen[name] = value
-                if "://" in value:
-                    keep_secret(*secrets_in_address(value))
-                elif not _PATH.match(value) and _is_long(value):
-                    keep_secret(value)
 
 
 def _is_long(value: str, least: int = MIN_LENGTH) -> bool:

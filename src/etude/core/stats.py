@@ -41,20 +41,17 @@ class Estimate:
         return f"{shown_mean(self.mean, self.low, self.high)} n={self.n}"
 
 
-def shown_mean(
-    mean: float, low: float | None, high: float | None, *, sign: str = "", n: int | None = None
-) -> str:
+def shown_mean(mean: float, low: float | None, high: float | None, *, sign: str = "") -> str:
     """Return a mean with its interval as text; without the interval if it is unknown.
 
-    Set `sign` to `+` for numbers that begin with their sign. With `n` > 1 values and no interval, the text
-    says that they are all equal.
+    Set `sign` to `+` for numbers that begin with their sign.
     """
 
     def shown(value: float) -> str:
         return f"{value:{sign}.3f}" if abs(value) < 1e6 else f"{value:{sign}.4g}"
 
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
-        return shown(mean) + (" (all equal: no interval)" if low is None and n is not None and n > 1 else "")
+        return shown(mean)
     return f"{shown(mean)} [{shown(low)}, {shown(high)}]"
 
 
@@ -92,11 +89,8 @@ def estimate(values: Sequence[float], bounds: Bounds | None = None) -> Estimate:
 def estimate_difference(
     before: Sequence[float], after: Sequence[float], bounds: Bounds | None = None
 ) -> Estimate:
-    """Return how much greater `after` is on average, pair by pair: mean and 95 % interval.
-
-    `bounds` are the bounds of the values; a difference cannot exceed their width. Raises ValueError for no
-    pairs.
-    """
+    """Return how much greater `after` is on average, pair by pair: mean and 95 % interval, with `bounds` of
+    the values. Raises ValueError for no pairs."""
     differences = [new - old for old, new in zip(before, after, strict=True)]
     mean, n = _mean(differences), len(differences)
     low, high = all_bounds((*before, *after), bounds)
@@ -207,13 +201,21 @@ class Distribution(BaseModel, frozen=True):
     @classmethod
     def of(cls, rewards: Sequence[float], bounds: Bounds | None = None) -> Self:
         """Return the distribution of one or more rewards, whose evaluator declares these `bounds`."""
-        best, full = max(rewards), all_bounds(rewards, bounds)[1]
+        low, best, full = min(rewards), max(rewards), all_bounds(rewards, bounds)[1]
+        counts = Counter(rewards)
+        bars = [Bar(value, value, count) for value, count in sorted(counts.items())]
+        if len(counts) > _BARS:
+            # Halved, so that the width between any two finite numbers is finite.
+            width = best / 2 - low / 2
+            places = Counter(min(int((each / 2 - low / 2) / width * _BARS), _BARS - 1) for each in rewards)
+            edges = [low + 2 * width * (place / _BARS) for place in range(_BARS)] + [best]
+            bars = [Bar(edges[place], edges[place + 1], places[place]) for place in range(_BARS)]
         return cls(
             n=len(rewards),
             best=best,
-            best_count=list(rewards).count(best),
+            best_count=counts[best],
             full=full if math.isfinite(full) else None,
-            bars=_bars(rewards),
+            bars=tuple(bars),
         )
 
     @classmethod
@@ -238,14 +240,3 @@ class Distribution(BaseModel, frozen=True):
             for low, high, number in self.bars
             if number
         )
-
-
-def _bars(rewards: Sequence[float]) -> tuple[Bar, ...]:
-    counts, low, high = Counter(rewards), min(rewards), max(rewards)
-    if len(counts) <= _BARS:
-        return tuple(Bar(value, value, count) for value, count in sorted(counts.items()))
-    # Halved, so that the width between any two finite numbers is finite.
-    width = high / 2 - low / 2
-    places = Counter(min(int((reward / 2 - low / 2) / width * _BARS), _BARS - 1) for reward in rewards)
-    edges = [low + 2 * width * (place / _BARS) for place in range(_BARS)] + [high]
-    return tuple(Bar(edges[place], edges[place + 1], places[place]) for place in range(_BARS))

@@ -29,12 +29,11 @@ LARGE = 32 * 1024
 
 
 async def call_in_thread(fn: Callable[[], T], stop: Callable[[], None] | None = None) -> T:
-    """Call a function in a daemon thread, in the caller's context, and return its result.
+    """Call a function in a daemon thread of its own, in the caller's context, and return its result.
 
-    Unlike in an executor, every concurrent call has its own thread, and threads are daemons. So a function
-    that hangs blocks neither later calls nor the end of the program. On cancellation the function is
-    abandoned. If `stop` is given, it is called first, and the function has a moment to end. Raises what the
-    function raises, and RuntimeError instead of an exception that would end the program.
+    So a function that hangs blocks neither later calls nor the end of the program. On cancellation it is
+    abandoned, after `stop` was called, if given, and a moment. Raises what the function raises, and
+    RuntimeError instead of an exception that would end the program.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
@@ -67,27 +66,20 @@ async def call_in_thread(fn: Callable[[], T], stop: Callable[[], None] | None = 
 
 
 async def call_any(fn: Callable[..., Any]) -> Any:
-    """Return the result of a function without arguments: of an async one here, else of one in a thread.
-
-    What a decorator hides counts as plain: it may run its own event loop, which only a thread can.
-    """
+    """Return the result of an async function called here, or of another one called in a thread, where it may
+    run its own event loop."""
     result = fn() if inspect.iscoroutinefunction(fn) else await call_in_thread(fn)
     return await result if inspect.isawaitable(result) else result
 
 
 async def call_off_loop(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return the result of `work`, run in a thread if `size`, the size of its input, is large.
-
-    Raises what `work` raises. If the caller is cancelled, the work continues, and its result is dropped.
-    """
+    """Return the result of `work`, run in a thread if `size`, the size of its input, is large."""
     return work(*args, **kwargs) if size < LARGE else await asyncio.to_thread(work, *args, **kwargs)
 
 
 async def run_apart(work: Coroutine[Any, Any, T], seconds: float | None, grace: float) -> asyncio.Task[T]:
-    """Run user code in its own task, so that it can cancel only itself. Return this task.
-
-    The task has ended, unless it took longer than `seconds`. If the caller is cancelled, it is stopped.
-    """
+    """Run user code in a task, so that it can cancel only itself. Return the task, which has ended unless it
+    took longer than `seconds`. If the caller is cancelled, it is stopped."""
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait({task}, timeout=seconds)
@@ -98,10 +90,7 @@ async def run_apart(work: Coroutine[Any, Any, T], seconds: float | None, grace: 
 
 
 async def stop_tasks(tasks: set[asyncio.Task[Any]], grace: float) -> set[asyncio.Task[Any]]:
-    """Cancel the tasks and wait briefly for their ends. Abandon and return those that do not stop.
-
-    How a task ends does not matter here. The end of the program does not wait for an abandoned one.
-    """
+    """Cancel the tasks and wait briefly for their ends. Abandon and return those that do not stop."""
     for task in tasks:
         task.cancel()
         _abandoned.add(task)
@@ -134,9 +123,8 @@ def no_exit(whose: str) -> Iterator[None]:
 def run_loop(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` in a new event loop and return its result, whatever user code does to the loop.
 
-    Tasks that are still there at the end are cancelled. `asyncio.run` would wait forever for one that does
-    not stop. Here it is abandoned, and a warning names it. Raises LoopStopped if code in this process
-    stopped the loop or cancelled the work.
+    A task that does not stop at the end is abandoned, and a warning names it. Raises LoopStopped if code in
+    this process stopped the loop or cancelled the work.
     """
     failures: list[BaseException] = []
 

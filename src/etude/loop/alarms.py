@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from pydantic import Field
 
@@ -102,8 +102,8 @@ class Alarm(AlarmConfig):
         """Return the faults of an epoch or validation: "" or an empty mapping if there are none.
 
         `earlier` has the entries of the same kind before it, oldest first. Return None if the entry lacks the
-        metrics that the alarm needs; such an entry is passed over. The result must depend only on the
-        arguments, because a resumed run calls this again.
+        metrics that the alarm needs. The result must depend only on the arguments, because a resumed run asks
+        again.
         """
         return None
 
@@ -121,59 +121,33 @@ def alarm_events(
 ) -> tuple[AlarmEvent, ...]:
     """Return the alarms that hold for an entry. `earlier` has the entries of its kind before it, with events.
 
-    An alarm rings after `alarm.epochs` wrong entries in a row. It rings again only after an entry without the
-    fault. Entries that lack its metrics are passed over.
+    An alarm that holds rings, unless it has held for the entry before.
     """
-    return tuple(event for name, alarm in alarms.items() for event in _events(name, alarm, entry, earlier))
-
-
-def _events(name: str, alarm: Alarm, entry: Entry, earlier: Sequence[Entry]) -> Iterator[AlarmEvent]:
-    try:
-        now = _sightings(alarm, entry, earlier) or {}
-        rows = {of: _entries_in_a_row(alarm, of, earlier) for of in now}
-    except Exception as error:  # noqa: BLE001  an alarm may be anybody's, and ends no run
-        fault = f"the alarm could not be checked, because its own code failed: {where_raised(error)}"
-        now, rows, alarm = {"": Sighting(fault)}, {"": list(earlier[-1:])}, Alarm()
-    for of, sighting in now.items():
-        row = rows[of]
-        known = next((event for each in row[:1] for event in each.alarms if event.key == (name, of)), None)
-        if known is None and len(row) + 1 < alarm.epochs:
-            continue
-        first = row[-1] if row and alarm.epochs > 1 else entry
-        since = first.epoch if known is None else known.since
-        begun = next((each for each in earlier if each.epoch == since), entry)
-        when = "" if begun is entry else f", since {begun}"
-        remedy = alarm.remedy if sighting.remedy is None else sighting.remedy
-        yield AlarmEvent(
+    known = {event.key for event in earlier[-1].alarms} if earlier else set()
+    return tuple(
+        AlarmEvent(
             alarm=name,
             of=of,
-            since=since,
-            is_new=known is None,
+            is_new=(name, of) not in known,
             action=alarm.action,
-            text=f"{sighting.text}{when}{remedy and f'; {remedy}'}",
+            text="; ".join(filter(None, (sighting.text, sighting.remedy or alarm.remedy))),
             episode=sighting.episode,
         )
+        for name, alarm, of, sighting in _sightings(alarms, entry, earlier)
+    )
 
 
-def _sightings(alarm: Alarm, entry: Entry, earlier: Sequence[Entry]) -> Sightings | None:
-    seen = alarm.look(entry, earlier)
-    if isinstance(seen, str):
-        return {"": Sighting(seen)} if seen else {}
-    return seen
-
-
-def _entries_in_a_row(alarm: Alarm, of: str, earlier: Sequence[Entry]) -> list[Entry]:
-    """Return the latest entries in a row that had the same fault, newest first, as many as the rules need."""
-    row: list[Entry] = []
-    for index in range(len(earlier) - 1, -1, -1):
-        if len(row) == max(1, alarm.epochs - 1):
-            break
-        seen = _sightings(alarm, earlier[index], earlier[:index])
-        if seen is not None and of not in seen:
-            break
-        if seen is not None:
-            row.append(earlier[index])
-    return row
+def _sightings(
+    alarms: Mapping[str, Alarm], entry: Entry, earlier: Sequence[Entry]
+) -> Iterator[tuple[str, Alarm, str, Sighting]]:
+    for name, alarm in alarms.items():
+        try:
+            seen = alarm.look(entry, earlier) or {}
+            found = {"": Sighting(seen)} if isinstance(seen, str) else dict(seen)
+        except Exception as error:  # noqa: BLE001  an alarm may be anybody's, and ends no run
+            fault = f"the alarm could not be checked, because its own code failed: {where_raised(error)}"
+            found, alarm = {"": Sighting(fault)}, Alarm()
+        yield from ((name, alarm, of, sighting) for of, sighting in found.items())
 
 
 _FEW = 0.05
@@ -224,13 +198,11 @@ class CutOffAnswers(Alarm, name="cut_off_answers"):
 
 class EntropyCollapse(Alarm, name="entropy_collapse"):
     """The entropy of sampled tokens (`sampled_entropy` of the metrics) is far below its value in the first
-    epoch. The reward is not yet in the top tenth of its range so far."""
+    epoch, twice in a row. The reward is not yet in the top tenth of its range so far."""
 
     by_default: ClassVar[bool] = True
     remedy: ClassVar[str] = REMEDIES["all-attempts-are-alike"]
 
-    epochs: int = Field(default=2, ge=1)
-    """How many epochs in a row must have the fault before the alarm rings."""
     below: float = Field(default=0.05, gt=0, lt=1)
     """The alarm rings if the entropy is below this share of the first epoch's entropy."""
 
@@ -238,29 +210,24 @@ class EntropyCollapse(Alarm, name="entropy_collapse"):
         entropy = entry.metrics.get("sampled_entropy")
         if entropy is None:
             return None
-        known = (each.metrics.get("sampled_entropy") for each in earlier)
-        first = next((value for value in known if value is not None), None)
-        if first is None or entropy >= self.below * first or _has_learnt(entry, earlier):
+        values = (each.metrics.get("sampled_entropy") for each in earlier)
+        known = [value for value in values if value is not None]
+        first, last = (known[0], known[-1]) if known else (0.0, 0.0)
+        if max(entropy, last) >= self.below * first or _has_learnt(entry, earlier):
             return ""
         return f"the entropy of sampled tokens has collapsed to {entropy:.3g} nats a token from {first:.3g}"
 
 
 class RewardCollapse(Alarm, name="reward_collapse"):
-    """The reward has fallen below an earlier one, and their intervals do not overlap."""
+    """The reward has fallen below the first one, and their intervals do not overlap."""
 
     by_default: ClassVar[bool] = True
     remedy: ClassVar[str] = REMEDIES["the-reward-falls"]
 
-    of: Literal["first", "best"] = "first"
-    """The earlier reward to compare with: the first, or the best so far."""
-
     def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
-        known = with_rewards(earlier)
-        if entry.metrics.get("avg_reward") is None:
+        before = next(iter(with_rewards(earlier)), None)
+        if before is None or entry.metrics.get("avg_reward") is None:
             return None
-        if not known:
-            return ""
-        before = known[0] if self.of == "first" else max(known, key=lambda each: each.metrics["avg_reward"])
         high, low = _reward_bound(entry, "reward_high"), _reward_bound(before, "reward_low")
         if high is None or low is None or high >= low:
             return ""
@@ -327,33 +294,6 @@ class EqualGroups(Alarm, name="equal_groups"):
         return {"": Sighting(text, remedy=REMEDIES[symptom])}
 
 
-class TemplateDrift(Alarm, name="template_drift"):
-    """Many training sequences begin in the middle of a conversation. The chat template wrote its earlier
-    messages in other tokens than before (`drifted` of `branches` in the metrics)."""
-
-    by_default: ClassVar[bool] = True
-    remedy: ClassVar[str] = (
-        "each of them reads the conversation anew, which costs time and tells the model other tokens than it "
-        "said: `etude check` shows which messages the template writes differently"
-    )
-
-    above: float = Field(default=0.1, ge=0, lt=1)
-    """The share of all training sequences that may begin in this way."""
-
-    def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
-        branches, drifted = entry.metrics.get("branches"), entry.metrics.get("drifted")
-        if not branches or drifted is None:
-            return None
-        if drifted <= self.above * branches:
-            return ""
-        causes = (entry.metrics.get("drift") or {}).items()
-        listed = ", ".join(f"{count} × {cause}" for cause, count in sorted(causes, key=lambda pair: -pair[1]))
-        return (
-            f"{drifted} of {branches} training sequences ({100 * drifted / branches:.0f} %) did not extend "
-            f"their conversation{listed and f' ({listed})'}"
-        )
-
-
 class Failures(Alarm, name="failures"):
     """Episodes, or scores of an evaluator, have failed. Each cause (`failure_causes` of the metrics) is
     checked separately. `finetuning.error_budget` sets the share of failures that ends the run."""
@@ -387,10 +327,7 @@ def _reward_bound(entry: Entry, key: str) -> float | None:
 
 def _has_learnt(entry: Entry, earlier: Sequence[Entry]) -> bool:
     """Return whether the mean reward is in the top tenth of the range of rewards so far: the task is learnt.
-
-    A model that always answers correctly says little that is new, which is not a fault. If all rewards have
-    been equal from the start, nothing was learnt.
-    """
+    A model that always answers correctly says little that is new, which is not a fault."""
     reward = entry.metrics.get("avg_reward")
     known = [each.metrics for each in (*earlier, entry) if each.metrics.get("max_reward") is not None]
     if reward is None or not known:

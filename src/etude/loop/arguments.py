@@ -22,7 +22,6 @@ from etude.config.import_path import where_defined
 from etude.config.load import load_config, parse_config
 from etude.config.registry import (
     Factory,
-    component_type,
     register_dataset,
     register_evaluator,
     register_tools,
@@ -75,6 +74,20 @@ def load(source: Any, overrides: Iterable[str]) -> Config:
     return parse_config(source, changes) if isinstance(source, dict) else load_config(source, changes)
 
 
+def for_evaluation(overrides: Iterable[str], *, has_examples: bool = False) -> list[str]:
+    """Return overrides for an evaluation. Examples that are given or overridden replace the held-out ones."""
+    changes, settings = list(overrides), "finetuning.run_configuration"
+
+    def names(key: str) -> bool:
+        return any(change.startswith((f"{key}=", f"{key}.")) for change in changes)
+
+    held_out = f"{settings}.validation_dataset"
+    has_examples |= names("eval.general.dataset") or names(f"{settings}.dataset")
+    if has_examples and not names(held_out):
+        changes.append(f"{held_out}=null")
+    return changes
+
+
 def by_path(settings: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
     """Return the settings with their paths in a config. Raises RequestError for an unknown setting."""
     known = {"budget": (), **{key: path for path, block in _BLOCKS.items() for key in block.model_fields}}
@@ -91,17 +104,11 @@ def by_path(settings: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
     return placed
 
 
-def as_overrides(settings: Mapping[str, Any], config: Callable[[], Config] | None = None) -> list[str]:
-    """Return the settings as overrides of a whole config. Raises RequestError for an unknown setting.
-
-    `config` returns it, if its trainer may have another name than `epochs`.
-    """
-    placed = by_path(settings)
-    if config is not None and any(path[0] == "trainers" for path, _ in placed):
-        trainer = str(config().finetuning.trainer)
-        placed = [((path[0], trainer, *path[2:]) if path[0] == "trainers" else path, v) for path, v in placed]
+def as_overrides(settings: Mapping[str, Any]) -> list[str]:
+    """Return the settings as overrides of a whole config. Raises RequestError for an unknown setting."""
     return [
-        f"{join_path(path)}={json.dumps(value, default=str, ensure_ascii=False)}" for path, value in placed
+        f"{join_path(path)}={json.dumps(value, default=str, ensure_ascii=False)}"
+        for path, value in by_path(settings)
     ]
 
 
@@ -123,7 +130,7 @@ def build_config(
     """Return the config of an agent with its parts, or the whole config given instead of an agent."""
     if is_config(agent):
         refuse(parts)
-        return load(agent, [*overrides, *as_overrides(settings, lambda: load(agent, overrides))])
+        return load(agent, [*overrides, *as_overrides(settings)])
     if isinstance(agent, Protocol):
         if parts["scenario"] is None:
             raise RequestError("a protocol is played on a task: give its scenario")
@@ -176,12 +183,12 @@ def build_config(
 
 def _require_once(parts: Mapping[str, Any], settings: Mapping[str, Any], *, enabled: bool) -> None:
     """Raise RequestError for one thing that is given twice, by two names."""
-    if parts["model"] is not None and "policy" in (parts["models"] or {}):
-        raise RequestError("'model' and 'policy' of 'models' are the same setting; give one of them")
     held_out = "validation" if enabled else "examples"  # An evaluation has one set of examples.
     for key, argument in (("dataset", "examples"), ("validation_dataset", held_out)):
         if settings.get(key) is not None and parts.get(argument) is not None:
             raise RequestError(f"'{key}' and '{argument}' are the same setting; give one of them")
+    if parts["model"] is not None and "policy" in (parts["models"] or {}):
+        raise RequestError("'model' and 'policy' of 'models' are the same setting; give one of them")
 
 
 def _model(model: Any) -> LlmConfig | dict[str, Any]:
@@ -201,9 +208,13 @@ def _add_components(data: dict[str, Any], block: dict[str, Any], parts: Mapping[
             continue
         if isinstance(component, str):
             component = {"_type": component}
-        kind = component_type(argument, component)
+        is_dict = isinstance(component, dict)
+        kind = component.get("_type") if is_dict else getattr(component, "type_name", None)
+        if kind is None or isinstance(component, type):
+            text = f"{argument} is a name, a config or a dict with `_type`, found {component!r:.80}"
+            raise RequestError(text)
         entries = data.setdefault(f"{key}s", {})
-        name = kind.replace(":", ".").rpartition(".")[2] or argument
+        name = str(kind).replace(":", ".").rpartition(".")[2] or argument
         while name in entries and entries[name] is not component:
             name += "_"
         entries[name] = component
@@ -243,6 +254,7 @@ class LiveRowsConfig(Live, RowsConfig, name="live"):
     """Rows that a program gave as a Python object."""
 
     source_key = "name"
+    id_advice = "leave `id` out of all rows"
 
     def _contents(self) -> Iterable[Any]:
         rows: Iterable[Any] = self.value
@@ -303,19 +315,18 @@ def evaluator_configs(reward: Any) -> dict[str, Any]:
     """Return the evaluators of a config: a mapping has their names, and others are named after themselves."""
     if isinstance(reward, Mapping) and "_type" not in reward:
         return {str(name): _evaluator_config(value) for name, value in reward.items()}
-    rewards = reward if isinstance(reward, list | tuple) else [reward]
-    made = {_evaluator_name(each): _evaluator_config(each) for each in rewards}
+    rewards, made = reward if isinstance(reward, list | tuple) else [reward], {}
+    for each in rewards:
+        if isinstance(each, str):
+            name = each.rpartition(":")[2].replace(".", "_")
+        elif isinstance(each, Mapping | EvaluatorConfig):
+            name = str(each["_type"] if isinstance(each, Mapping) else each.type_name)
+        else:
+            name = _live_evaluator(each).name
+        made[name] = _evaluator_config(each)
     if len(made) < len(rewards):
         raise RequestError("two rewards have the same name; name them: reward={'right': …, 'short': …}")
     return made
-
-
-def _evaluator_name(reward: Any) -> str:
-    if isinstance(reward, str):
-        return reward.rpartition(":")[2].replace(".", "_")
-    if isinstance(reward, Mapping | EvaluatorConfig):
-        return str(reward["_type"] if isinstance(reward, Mapping) else reward.type_name)
-    return _live_evaluator(reward).name
 
 
 def _evaluator_config(reward: Any) -> Any:
@@ -333,17 +344,16 @@ def _live_evaluator(reward: Any) -> LiveEvaluatorConfig:
 def tools_configs(tools: Any) -> dict[str, Any]:
     """Return the tool sets of a config: a mapping has their names, and functions become the set `tools`."""
     sets = tools if isinstance(tools, Mapping) and "_type" not in tools else {"tools": tools}
-    return {str(name): _tools_config(each) for name, each in sets.items()}
-
-
-def _tools_config(tools: Any) -> ToolsConfig | dict[str, Any]:
-    if isinstance(tools, Mapping | ToolsConfig):
-        return dict(tools) if isinstance(tools, Mapping) else tools
-    functions = [tools] if callable(tools) else list(tools)
-    paths = [_import_path(function) for function in functions]
-    if all(paths):
-        return {"_type": "functions", "functions": paths}
-    return LiveToolsConfig(name=f"{len(functions)} functions", value=functions)
+    made: dict[str, Any] = {}
+    for name, each in sets.items():
+        if isinstance(each, Mapping | ToolsConfig):
+            made[str(name)] = dict(each) if isinstance(each, Mapping) else each
+            continue
+        functions = [each] if callable(each) else list(each)
+        paths = [_import_path(function) for function in functions]
+        live = LiveToolsConfig(name=f"{len(functions)} functions", value=functions)
+        made[str(name)] = {"_type": "functions", "functions": paths} if all(paths) else live
+    return made
 
 
 def dataset_config(examples: Any) -> DatasetConfig | dict[str, Any] | str:
@@ -354,10 +364,6 @@ def dataset_config(examples: Any) -> DatasetConfig | dict[str, Any] | str:
         return str(examples)
     if callable(getattr(examples, "to_dict", None)) and hasattr(examples, "columns"):
         # A data frame of polars or pandas.
-        if len({*examples.columns}) < len(examples.columns):
-            raise RequestError(
-                f"examples: two columns have the same name: {', '.join(map(str, examples.columns))}"
-            )
         examples = examples.to_dicts() if hasattr(examples, "to_dicts") else examples.to_dict("records")
     if not isinstance(examples, Iterable):
         raise RequestError(f"examples are a list of dicts or Examples, or a file; found {examples!r:.80}")
@@ -408,8 +414,7 @@ def _restore_object(argument: str, stored: Any, value: Any, given: Any) -> None:
         stored.value = given.value if isinstance(given, Live) else value
         return
     path, known = _named_path(given), _named_path(stored)
-    is_same = path == known or str(known) in (str(path), str(Path(str(path)).absolute()))
-    if stored is None or not is_same:
+    if path is None or str(known) not in (str(path), str(Path(str(path)).absolute())):
         raise RequestError(
             f"{argument}: the run has another one in its config, and goes on as it was begun; leave it out"
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,11 +17,11 @@ from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import EtudeError, JobStillRunning, RunStopped, TrainingError
 from etude.core.evaluation import EvalOutput
-from etude.core.history import AlarmEvent, Entry, EpochEntry, History, ValidationEntry, WarmUpEntry
+from etude.core.history import AlarmEvent, Entry, EpochEntry, History, ValidationEntry
 from etude.core.interfaces import Progress, innermost
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.json_text import json_facts
-from etude.core.records import JobDropped, MetricsAdded, Record, RunEnded, SampledFrom, Submission
+from etude.core.records import JobDropped, MetricsAdded, Record, RunEnded, SampledFrom
 from etude.groups.agents import ModelSettings
 from etude.groups.model_jobs import ModelJobs
 from etude.groups.opponents import OpponentPool
@@ -41,14 +41,10 @@ E = TypeVar("E", EpochEntry, ValidationEntry)
 class Bookkeeper:
     """Hands out fresh episodes, checks submitted data, and makes and records each job once.
 
-    A trainer's builder collects through `collections`, and the adapter that it gets leads here. So the
-    guarantees hold for all trainers. `EpochTrainer` tells what became of an epoch. For any other trainer, the
-    bookkeeper `follows` the jobs that it submits and asks after. It adopts a job's weights when the trainer
-    learns that the job is completed. Such a run is resumed by doing the same again. Episodes come from the
-    journal, a submitted job is not submitted again, and an ended job ends at once in the same way.
-
-    The alarms that hold are stored with the epoch or validation, in one write. So each is decided once. If
-    the run is killed before it acts on one, it does so when it is resumed.
+    A trainer's builder collects through `collections`, and the adapter that it gets leads here.
+    `EpochTrainer` tells what became of an epoch. For any other trainer, the bookkeeper `follows` the jobs
+    that it submits and asks after, and adopts a job's weights when the trainer learns that it is completed.
+    Such a run is resumed by doing the same again, with episodes and jobs from the journal.
     """
 
     failure: EtudeError | None = None
@@ -63,17 +59,15 @@ class Bookkeeper:
         config: FinetuneConfig,
         builder: TrajectoryBuilder,
         adapter: TrainerAdapter,
-        curriculum_state: Callable[[], dict[str, Any]],
-        facts: Callable[[], dict[str, Any]],
-        *,
-        follows: bool,
+        trainer: Any,
     ) -> None:
-        """`facts` returns the trainer's metrics of an epoch. `runtime` says which target this model is."""
+        """`trainer` is an `etude.Trainer`. `runtime` says which target this model is."""
         self.runtime = runtime
         self.config = config
         self.builder = builder
         self.adapter = adapter
-        self.follows = follows
+        self.trainer = trainer
+        self.follows = not trainer.journals_epochs
         self.target = runtime.target
         self.log = ModelLog(runtime.run.journal, self.target)
         self.alarms = active_alarms(config)
@@ -96,11 +90,14 @@ class Bookkeeper:
         self._progress = runtime.progress
         self._provenance = Provenance(model)
         self._targeted = TargetWatch(config.target_functions, model, warn, runtime.target)
+
+        def saw(epoch: int, episode: EpisodeRecord) -> None:
+            self._provenance.saw(epoch, episode)
+            self._targeted.saw(episode)
+
         self.collections = Collections(
-            runtime.evaluation, model, lambda: self.epoch, self._saw, self.require_not_stopped
+            runtime.evaluation, model, lambda: self.epoch, saw, self.require_not_stopped
         )
-        self._curriculum_state = curriculum_state
-        self._facts = facts
         pools = [each for each in map(innermost, runtime.engines.values()) if isinstance(each, OpponentPool)]
         self.opponents = [pool for pool in pools if pool.config.of == model]
         for pool in self.opponents:
@@ -117,16 +114,10 @@ class Bookkeeper:
         """Why nothing was submitted for an epoch."""
         self._visited: set[int] = set()
 
-    def _saw(self, epoch: int, episode: EpisodeRecord) -> None:
-        self._provenance.saw(epoch, episode)
-        self._targeted.saw(episode)
-
     @property
     def epoch(self) -> int:
-        """The epoch that is being worked on, from 0.
-
-        Outside of `run_epoch`, it is the latest epoch, or the one after it if its job was submitted.
-        """
+        """The epoch that is being worked on, from 0; outside of `run_epoch`, the latest that has no job
+        yet."""
         inside = current_number("train")
         return self._latest + (self._latest in self.jobs) if inside is None else inside
 
@@ -207,20 +198,6 @@ class Bookkeeper:
             epoch,
         )
 
-    async def record_submission(
-        self, epoch: int, job: int, ref: TrainingJobRef, collection: TrajectoryCollection
-    ) -> None:
-        """Record a job that was just submitted."""
-        submission = Submission(
-            ref=ref,
-            epoch=epoch,
-            job=job,
-            metrics=json_facts({**await self.metrics(epoch), **selection_metrics(collection)}),
-            curriculum_state=finite(self._curriculum_state()),
-        )
-        await self.sampled_from(epoch)  # Recorded now, before its job's weights are adopted.
-        await self.log.add(submission)
-
     async def sampled_from(self, epoch: int) -> ModelVersion | None:
         """Return the weights that the epoch's episodes are sampled from: those at the first call."""
         log = self.log
@@ -236,10 +213,7 @@ class Bookkeeper:
             raise RunStopped(f"the run has ended: {reason}")
 
     async def metrics(self, epoch: int) -> dict[str, Any]:
-        """Return the figures of the episodes that were handed out for the epoch.
-
-        The builder adds facts that only it knows: which groups it left out, and how it shaped rewards.
-        """
+        """Return the figures of the epoch's episodes, with the facts that only the builder knows."""
         seen, run_id = self.collections.of(epoch), self.history.run_id
         output, reward = seen.output, self.config.reward_function
         name = None if reward is None else reward.name
@@ -259,7 +233,7 @@ class Bookkeeper:
             counted["rewards"] = rewards
         given = {"scores": output.scores(), "bounds": output.bounds(), "reward": name}
         metrics = collection_metrics(collection, {**counted, **facts, **given})
-        return self.with_name({**metrics, **self._facts()})
+        return self.with_name({**metrics, **self.trainer._curriculum_facts})
 
     async def adopt(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus) -> EpochEntry:
         """Sample from the weights that a job made, and record its epoch.
@@ -309,18 +283,12 @@ class Bookkeeper:
     async def _add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> EpochEntry:
         """Record an epoch. `outcome` has the other fields of its entry."""
         self._targeted.epoch_over(is_empty="skipped" in outcome and not self.history.trained)
-        outcome = {"curriculum_state": finite(self._curriculum_state()), **outcome}
+        outcome = {"curriculum_state": finite(self.trainer.get_curriculum_state()), **outcome}
         made = EpochEntry(epoch=epoch + 1, metrics=metrics, version=self.model.version, **outcome)
         entry = await self.add(made)
         self.collections.forget(epoch)
         self.built.pop(epoch, None)
         return entry
-
-    async def record_warm_up(self, entry: WarmUpEntry) -> None:
-        """Record that the warm-up is over. Training begins with its weights."""
-        if entry.version is not None:
-            await self.adapter.begin_from(entry.version)
-        await self.log.add(entry)
 
     async def validated(self, epoch: int, metrics: dict[str, Any]) -> None:
         """Record a validation of the current weights, after `epoch` epochs, unless there is one."""
@@ -355,15 +323,13 @@ class Bookkeeper:
             self.log.add_soon(MetricsAdded(epoch=entry.epoch, metrics=metrics))
 
     async def add(self, entry: E) -> E:
-        """Record an epoch or a validation with the alarms that hold, and their effects.
-
-        This replaces an earlier record, as for an epoch with several jobs. Then an alarm does not ring again.
-        """
+        """Record an epoch or a validation with the alarms that hold, in place of an earlier record of it."""
         metrics = json_facts(entry.metrics)
         if entry.kind == "epoch":
             metrics |= self._logged.get(entry.epoch - 1, {})
         entry = entry.model_copy(update={"metrics": metrics})
-        known: Sequence[Entry] = self.history.epochs if entry.kind == "epoch" else self.history.validations
+        trained_on = [each for each in self.history.epochs if each.resting is None]
+        known: Sequence[Entry] = trained_on if entry.kind == "epoch" else self.history.validations
         before = [each for each in known if each.epoch < entry.epoch]
         has_rung = {event.key for each in known if each.epoch == entry.epoch for event in each.alarms}
         alarms = alarm_events(self.alarms, entry, before)
@@ -389,10 +355,9 @@ class Bookkeeper:
     def report(self, *, output_dir: str | None = None, final: bool = False) -> None:
         """Report alarms that rang since the last report, and write the metrics files.
 
-        At the end of a run, warn if held-out examples were not used, or one of several targets not trained.
+        At the end of a run, warn if held-out examples were not used.
         """
-        runtime, say = self.runtime, partial(self.runtime.progress.message, warning=True)
-        ringing, self._ringing = self._ringing, []
+        runtime, ringing, self._ringing = self.runtime, self._ringing, []
         for entry, event in ringing:
             facts = event.model_dump(mode="json", exclude={"is_new"})
             facts["text"] = self.by_name(f"{entry}: {event.text}")
@@ -401,13 +366,11 @@ class Bookkeeper:
             facts |= {"measured": entry.kind, "epoch": entry.epoch}
             runtime.progress.alarm(self.with_name(facts))
         if final and runtime.validation_examples and not self.history.validations:
-            say(
+            runtime.progress.message(
                 f"the trainer never ran the validation: {len(runtime.validation_examples)} held-out examples "
-                "were not used. Await `run_validation_evaluation(epoch, run_id)` in its `run`"
+                "were not used. Await `run_validation_evaluation(epoch, run_id)` in its `run`",
+                warning=True,
             )
-        is_to_train = final and self.target is not None and not runtime.target_config.frozen
-        if is_to_train and not self.history.trained:
-            say("was never trained in this run")
         if runtime.report is not None:
             runtime.report(self.history, self.folder(output_dir), final)
 
@@ -455,10 +418,8 @@ async def end_run(several: Sequence[Bookkeeper], num_epochs: int, run: RunFolder
 
 @asynccontextmanager
 async def record_failure(log: ModelLog, failure: Record) -> AsyncIterator[None]:
-    """Record that a job fails in the block. Otherwise a resumed run would find it again, and fail again.
-
-    A job that may still be running is not dropped: there must never be two of them.
-    """
+    """Record that a job fails in the block, so that a resumed run makes another. A job that may still be
+    running is not dropped."""
     try:
         yield
     except JobStillRunning:

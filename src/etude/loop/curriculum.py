@@ -8,7 +8,7 @@ share grows after `expansion_interval` epochs have trained at it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from etude.config.finetuning import CurriculumLearningConfig
@@ -38,10 +38,9 @@ def initial_state(config: CurriculumLearningConfig) -> State:
     }
 
 
-def with_sets(state: State, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return the state as trainers hold it: `included_groups` is a set, and so is every set in `like`."""
-    names = {"included_groups", *(key for key, value in (like or {}).items() if isinstance(value, set))}
-    return {key: set(value) if key in names else value for key, value in state.items()}
+def with_sets(state: State) -> dict[str, Any]:
+    """Return the state as trainers hold it: `included_groups` is a set."""
+    return {key: set(value) if key == "included_groups" else value for key, value in state.items()}
 
 
 def apply_curriculum(

@@ -1,4 +1,4 @@
-"""Evaluations of an agent as in training, new scores for stored episodes, and the intervals of scores.
+"""Evaluations of an agent, also with models of stored runs, and new scores for stored episodes.
 
 `EvaluationRun(config).run_and_evaluate()` uses the names of the NeMo Agent Toolkit.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import math
 import sys
 from collections import defaultdict
@@ -14,10 +15,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import Field
 
+from etude.backends.capabilities import LocalAdapterConfig
 from etude.config.builder import Builder
 from etude.config.component import EvaluatorConfig
 from etude.config.import_path import import_object
@@ -25,26 +27,31 @@ from etude.config.schema import Config
 from etude.core.data_model import DataModel, finite
 from etude.core.episode import EpisodeRecord, Example, LoggedExample
 from etude.core.errors import RequestError
-from etude.core.evaluation import EvalOutput, EvalOutputItem, EvaluationRunOutput
+from etude.core.evaluation import EvalOutput, EvaluationRunOutput
 from etude.core.interfaces import Engine, Progress, innermost
 from etude.core.keys import content_hash
 from etude.core.records import RunEnded
 from etude.engines.ledger import Ledger, within_budget
-from etude.engines.local import LocalLlmConfig, OpponentsConfig
+from etude.engines.local import LocalLlmConfig, OpponentsConfig, base_folder, require_local_extra
 from etude.engines.meter import MeteredEngine
 from etude.groups.opponents import OpponentPool
-from etude.loop.arguments import load
+from etude.loop.arguments import for_evaluation, load
 from etude.loop.lifecycle import new_run
 from etude.loop.metrics import measured_scores
-from etude.loop.stored_models import load_version, replaced_model
+from etude.models.source import local_path, require_base
 from etude.rollout.evaluation import OnScore, rescore
 from etude.runtime import Runtime, open_runtime
 from etude.store.episodes import EVALUATION, choose_phase
 from etude.store.facts import RunVersion, choose_version
-from etude.store.files import write_atomically
+from etude.store.files import damage_in, require_whole, write_atomically
 from etude.store.log import ModelLog, read_histories
 from etude.store.run_folder import RunFolder
-from etude.store.stored_config import EvaluationRequest
+from etude.store.stored_config import EvaluationRequest, model_config
+
+if TYPE_CHECKING:
+    from etude.models.policy import Policy
+
+_LOG = logging.getLogger("etude.versions")
 
 _NO_USAGE = {"episodes": 0, "calls": 0, "prompt_tokens": 0, "completion_tokens": 0}
 
@@ -81,10 +88,9 @@ class Evaluation:
 
 
 def score_statistics(result: EvalOutput) -> dict[str, Any]:
-    """Return the mean and 95 % interval of an evaluator's scores.
+    """Return the mean and 95 % interval of an evaluator's scores; None if nothing was scored.
 
-    The episodes of one example are not independent, so the interval is computed from the means of the
-    examples. Mean and interval are None if nothing was scored.
+    The interval is computed from the examples' means, since episodes of one example are not independent.
     """
     items, by_example = result.eval_output_items, defaultdict[str, list[float]](list)
     for item in items:
@@ -123,11 +129,7 @@ async def measure(
     repeat: int = 1,
     greedy: bool = False,
 ) -> Evaluation:
-    """Run `repeat` episodes on each example and score them.
-
-    Raises ErrorBudgetExceeded when too many fail. Everything is journalled, so the same phase again costs
-    nothing.
-    """
+    """Run `repeat` episodes on each example and score them. Raises ErrorBudgetExceeded when too many fail."""
     usage, progress, reward = dict(_NO_USAGE), runtime.progress, _find_reward(runtime.config)
 
     def finished(record: EpisodeRecord) -> None:
@@ -273,12 +275,7 @@ def _find_reward(config: Config) -> str | None:
 
 def _telling(progress: Progress, reward: str | None) -> OnScore:
     """Return a callback that reports the reward's scores, or all scores if there is no reward."""
-
-    def score_made(evaluator: str, item: EvalOutputItem) -> None:
-        if reward in (evaluator, None):
-            progress.scored(item)
-
-    return score_made
+    return lambda evaluator, item: progress.scored(item) if reward in (evaluator, None) else None
 
 
 def _function_code(config: EvaluatorConfig) -> str | None:
@@ -288,6 +285,92 @@ def _function_code(config: EvaluatorConfig) -> str | None:
     import_object(function)
     file = sys.modules[function.partition(":")[0]].__file__
     return None if file is None else content_hash(Path(file).read_text(encoding="utf-8"))
+
+
+def load_version(wanted: RunVersion) -> Policy:
+    """Load the run's local model with the weights of version `wanted`, on the device from its config.
+    Raises RequestError or EngineError when the model is not local, or its base or weights are not those
+    of the run."""
+    config = model_config(wanted.run, wanted.target)
+    target = config.finetuning.target_model
+    llm = config.llms.get(target) if target is not None else None
+    if not isinstance(llm, LocalLlmConfig):
+        kind = "of no known type" if llm is None else f"`_type: {llm.type_name}`"
+        problem = f"the model of run {wanted.run.name} is {kind}; only the weights of `_type: local` are here"
+        if wanted.version is not None:
+            problem += (
+                f". {wanted} is the model '{wanted.version.location}' of its backend: ask for that name. "
+                "A language-model server sends it at /export/NAME"
+            )
+        raise RequestError(problem)
+    require_local_extra()
+    from etude.models.policy import LoraOptions, Policy
+
+    base, name = str(llm.model), str(config.finetuning.target_model)
+    if llm.tiny:
+        require_whole(folder := base_folder(wanted.run, name))
+        base = str(folder)
+    else:
+        with RunFolder.read(wanted.run) as run:
+            require_base(run.journal, name, base)
+    policy = Policy.load(base, **llm.loading)
+    adapter = next(iter(config.trainer_adapters.values()), None)
+    if wanted.version is None:
+        return policy
+    if isinstance(adapter, LocalAdapterConfig) and adapter.lora is not None:
+        policy.use_lora(LoraOptions(**adapter.lora.model_dump()), seed=0)
+    policy.keep_base()
+    kept = wanted.folder
+    location = wanted.version.location if kept is None else str(kept)
+    policy.adopt(wanted.version.model_copy(update={"location": location}))
+    if kept is not None and (damage := damage_in(kept)):
+        _LOG.warning("the weights of %s are whole, and other files are not: %s", wanted, "; ".join(damage))
+    return policy
+
+
+def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> list[str]:
+    """Return the overrides that make `text` the target model: a folder, a name, or a version of a run, whose
+    weights are adopted later. Raises RequestError when it is not clear which of the models is replaced."""
+    target = replaced_model(config, wanted)
+    if target is None:
+        several = ", ".join(config.llms) or "none"
+        raise RequestError(
+            f"--model: the config has several models ({several}); name one as 'finetuning.target_model'"
+        )
+    llm = config.llms[target]
+    if wanted is not None:
+        base = model_config(wanted.run, wanted.target)
+        trained = base.llms.get(base.finetuning.target_model or "")
+        if isinstance(trained, LocalLlmConfig) and isinstance(llm, LocalLlmConfig):
+            name = str(base.finetuning.target_model)
+            source = base_folder(wanted.run, name).absolute() if trained.tiny else trained.model
+            return _replaced(target, llm, str(source))
+        if trained is not None and trained.type_name == llm.type_name:
+            return []
+        raise RequestError(
+            f"--model {text}: that run trained a model of another kind than llms.{target} "
+            f"(`_type: {llm.type_name}`); use the run's own config"
+        )
+    if isinstance(llm, LocalLlmConfig):
+        folder = local_path(text)
+        return _replaced(target, llm, text if folder is None else str(folder.absolute()))
+    if "model_name" in type(llm).model_fields:
+        return [f"llms.{target}.model_name={json.dumps(text, ensure_ascii=False)}"]
+    raise RequestError(f"--model: llms.{target} (`_type: {llm.type_name}`) has no key for a model's name")
+
+
+def replaced_model(config: Config, wanted: RunVersion | None) -> str | None:
+    """Return the entry of `llms` that the given model replaces, or None if that is not clear."""
+    targets = config.finetuning.targets
+    if wanted is not None and wanted.target in targets:
+        return targets[wanted.target].model
+    return config.finetuning.target_model
+
+
+def _replaced(target: str, llm: LocalLlmConfig, source: str) -> list[str]:
+    """Return the overrides with which a local model loads another one."""
+    values = {"model": source} if llm.tiny is None else {"model": source, "tiny": None}
+    return [f"llms.{target}.{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
 
 
 class EvaluationRunConfig(DataModel, arbitrary_types_allowed=True):
@@ -322,4 +405,4 @@ class EvaluationRun:
             path = Path(given.dataset).absolute()
             source = str(path if path.exists() else given.dataset)
             changes.append(f"finetuning.run_configuration.dataset={json.dumps(source)}")
-        return load(given.config_file, changes).for_evaluation()
+        return load(given.config_file, for_evaluation(changes))

@@ -35,7 +35,7 @@ def _recorded_epoch(run_epoch: Method) -> Method:
 
     @functools.wraps(run_epoch)
     async def recorded(self: Trainer, epoch: int, *args: Any, **kwargs: Any) -> Any:
-        books = self._require_components()
+        books = self._books
         if books is None or current_number("train") is not None:  # Outside of a run, or called by `super()`.
             return await run_epoch(self, epoch, *args, **kwargs)
         number = epoch
@@ -55,7 +55,7 @@ def _recorded_validation(validate: Method) -> Method:
 
     @functools.wraps(validate)
     async def recorded(self: Trainer, epoch: int, *args: Any, **kwargs: Any) -> Any:
-        books = self._require_components()
+        books = self._books
         is_within = (current_number("validation"), current_number("warm-up")) != (None, None)
         if books is None or is_within:  # Outside of a run, or called by `super()`.
             return await validate(self, epoch, *args, **kwargs)
@@ -76,7 +76,7 @@ def _recorded_progress(log_progress: Method) -> Method:
 
     @functools.wraps(log_progress)
     def recorded(self: Trainer, epoch: int, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
-        books = self._require_components()
+        books = self._books
         if books is not None:
             books.add_metrics(epoch, metrics)
         log_progress(self, epoch, metrics, *args, **kwargs)
@@ -138,7 +138,6 @@ class Trainer(ABC):
     def runtime(self) -> Runtime:
         """The parts of the run. Raises EtudeError before `bind_runtime`."""
         if self._runtime is None:
-            self._require_components()
             raise EtudeError(f"{type(self).__name__} has no runtime; call bind_runtime(runtime) first")
         return self._runtime
 
@@ -160,18 +159,8 @@ class Trainer(ABC):
         self.trajectory_builder = trajectory_builder
         self.trainer_adapter = trainer_adapter
 
-    def _require_components(self) -> Bookkeeper | None:
-        """Return the bookkeeper, or None without a run. Raises EtudeError before `bind_components`."""
-        if self._books is None and self.trajectory_builder is None and self.run_config is None:
-            raise self._not_ready("bind_components(trajectory_builder, trainer_adapter)")
-        return self._books
-
-    def _not_ready(self, call: str) -> EtudeError:
-        return EtudeError(f"{type(self).__name__} is not ready for this: call {call} first")
-
     async def initialize(self, run_config: FinetuneConfig) -> None:
-        """Prepare the trainer, the builder, then the adapter. Raises EtudeError before `bind_components`."""
-        self._require_components()
+        """Prepare the trainer, the builder, then the adapter."""
         self.run_config = run_config
         self.trainer_config.reward = run_config.reward_function
         self.curriculum_config = run_config.curriculum_learning
@@ -217,7 +206,7 @@ class Trainer(ABC):
         RequestError when there are none, ErrorBudgetExceeded when too many episodes fail. A failed validation
         is not a reward of zero.
         """
-        builder, config = self.trajectory_builder, self._block
+        builder, config = self.trajectory_builder, self.run_config
         if self._runtime is not None and not self._runtime.validation_examples:
             key = "finetuning.run_configuration.validation_dataset"
             raise RequestError(f"there are no examples to validate on; name a file as '{key}'")
@@ -252,31 +241,24 @@ class Trainer(ABC):
         return validation_metrics(eval_output, self._reward_name())
 
     def _reward_name(self) -> str:
-        if (reward := self._block.reward_function) is None:
+        if (reward := self.run_config.reward_function) is None:
             raise EtudeError("no reward function: name an evaluator under 'finetuning.reward_function.name'")
         return reward.name
-
-    @property
-    def _block(self) -> FinetuneConfig:
-        """The `finetuning` block. Raises EtudeError before `initialize`."""
-        if self.run_config is None:
-            raise self._not_ready("initialize(run_config)")
-        return self.run_config
 
     def apply_curriculum_learning(
         self, trajectory_collection: TrajectoryCollection, epoch: int
     ) -> TrajectoryCollection:
         """Return the groups to train on in this epoch, by `etude.loop.curriculum`. It may be overridden.
 
-        An override keeps its state in `self._curriculum_state`, as JSON. Sets made by `initialize` may stay
-        sets. The state is journalled with the epoch, and restored when the run is resumed.
+        An override keeps its state in `self._curriculum_state`, as JSON, with `included_groups` as a set. It
+        is journalled with the epoch, and restored when the run is resumed.
         """
         config = self.curriculum_config or CurriculumLearningConfig()
         groups, state, self._curriculum_facts = apply_curriculum(
             trajectory_collection.groups,
             finite(self._curriculum_state or initial_state(config)),
             config,
-            self._block.seed,
+            self.run_config.seed,
             epoch,
         )
         self._curriculum_state = with_sets(state)

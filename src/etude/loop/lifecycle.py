@@ -1,8 +1,6 @@
 """Starting a run, resuming it, and going back from damaged versions.
 
-This module decides which settings may change, and which failures are forgotten. Epochs after the last whole
-version are forgotten, and the loop does them again. Their episodes, calls and scores are in the journal, so
-only their training is repeated.
+Epochs after the last whole version are trained again, on the episodes that are in the journal.
 """
 
 from __future__ import annotations
@@ -67,11 +65,8 @@ _NUM_EPOCHS, _ALARMS = "finetuning.num_epochs", "finetuning.alarms"
 
 
 def config_to_resume(run: Path, overrides: Sequence[str]) -> Config:
-    """Return the config of a stored run, with the overrides applied.
-
-    Raises StoreError when the journal is damaged, ConfigError when the config does not load, RequestError
-    when an override would make this another run.
-    """
+    """Return the config of a stored run, with the overrides applied. Raises RequestError when an override
+    would make this another run, and StoreError or ConfigError when the config cannot be read."""
     kept = stored_data(run)
     config = load_config(run / CONFIG, overrides, text=stored_text(run))
     for override in overrides:
@@ -79,8 +74,10 @@ def config_to_resume(run: Path, overrides: Sequence[str]) -> Config:
         # A key inside a changeable one, such as an option of a storage's driver, is changeable too.
         slots = (slot_in(config, path[: depth + 1]) for depth in range(len(path)))
         is_changeable = any(slot is not None and CHANGEABLE in slot.metadata for slot in slots)
-        is_known = is_changeable or names_secret(config, override)
-        if not is_known and value_at(kept, path) != MASK:
+        slot = slot_in(config, path)
+        is_declared = slot is not None and any(arm.annotation in get_args(Declared) for arm in slot.arms())
+        is_secret = is_declared or holds_secret(str(path[-1]), override.partition("=")[2])
+        if not is_changeable and not is_secret and value_at(kept, path) != MASK:
             key, keys = join_path(path), changeable_keys(config)
             close = nearest(key, keys)
             raise RequestError(
@@ -93,10 +90,7 @@ def config_to_resume(run: Path, overrides: Sequence[str]) -> Config:
 
 
 def storage_options(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return the options of a storage driver from overrides, for a run whose config is in that storage.
-
-    Raises ConfigError for an option that does not fit.
-    """
+    """Return the options of a storage driver from overrides, for a run whose config is in that storage."""
     own = [override for override in overrides if _override_path(override)[:2] == ("storage", "options")]
     config = parse_config({"storage": {"address": "file:///"}}, own)
     return {} if config.storage is None else config.storage.options
@@ -108,14 +102,6 @@ def storage_overrides(run: Path, address: str) -> list[str]:
     storage = stored_data(run).get("storage")
     known = storage.get("address") if isinstance(storage, dict) else storage
     return [] if known == parent else [f"storage.address={parent}"]
-
-
-def names_secret(config: Config, override: str) -> bool:
-    """Return whether an override of a config sets a secret."""
-    path, value = _override_path(override), override.partition("=")[2]
-    slot = slot_in(config, path)
-    is_declared = slot is not None and any(arm.annotation in get_args(Declared) for arm in slot.arms())
-    return is_declared or holds_secret(str(path[-1]), value)
 
 
 def _override_path(override: str) -> KeyPath:
@@ -225,10 +211,9 @@ async def recover(books: Bookkeeper) -> None:
 
 
 async def find_recovery(known: ModelState, find_damage: FindDamage) -> Recovery | None:
-    """Return how to go back from the last version. None if it and the warm-up's weights are whole.
+    """Return how to go back from the last version; None if it and the warm-up's weights are whole.
 
-    If the weights that training began with are damaged, everything is done again, because algorithms compare
-    with these weights.
+    If the weights that training began with are damaged, everything is done again.
     """
     history, start = known.history, known.history.start
     if start is not None and (damage := await find_damage(start)):
@@ -279,10 +264,7 @@ def check_journal(run: Path) -> list[str]:
 
 
 def check_files(run: Path) -> list[str]:
-    """Return how the versions of a run are damaged, in clauses that name the files.
-
-    Raises StoreError when the run is in use, or its journal cannot be read.
-    """
+    """Return how the versions of a run are damaged, in clauses that name the files. Raises StoreError."""
     with _hold_lock(run):
         made = sorted(path for path in (run / "bases").glob("*") if path.is_dir())
         stored = sorted((run / "checkpoints").rglob("v*"))

@@ -1,11 +1,11 @@
-"""Wrappers around the parts of a run that record their work, also for custom parts."""
+"""Wrappers around the parts of a run that record their work, also for custom parts, and their assembly."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from etude.algorithms.algorithm import data_kind
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
@@ -18,18 +18,27 @@ from etude.backends.capabilities import (
 )
 from etude.backends.state_folders import JobNameTakenError
 from etude.backends.trainer_adapter import TrainerAdapter
+from etude.config.builder import TargetBuilder
 from etude.config.component import ComponentConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
-from etude.core.errors import EtudeError, TrainingError
+from etude.core.data_model import finite
+from etude.core.episode import EpisodeRecord
+from etude.core.errors import EtudeError, RequestError, TrainingError
+from etude.core.evaluation import EvalOutputItem
+from etude.core.interfaces import Progress
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-from etude.core.records import JobDropped, JobEnded
+from etude.core.json_text import json_facts
+from etude.core.records import JobDropped, JobEnded, Submission
 from etude.core.return_checks import WrongReturnError
 from etude.loop.bookkeeper import Bookkeeper, describe, end_run, require_trained
 from etude.loop.interface import Trainer
 from etude.loop.lifecycle import recover
+from etude.loop.metrics import selection_metrics
+from etude.loop.trainer import EpochTrainer, run_epochs
 from etude.loop.warm_up import WarmUp
 from etude.runtime import Runtime
+from etude.store.log import note_targets
 
 
 class RecordedPart:
@@ -67,11 +76,8 @@ class RecordedAdapter(RecordedPart):
     """A trainer adapter whose jobs are checked, journalled, made once and followed."""
 
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
-        """Start the job of the epoch, or return the job that it has already.
-
-        The job is named after the run, the epoch and its number of failures, whatever the collection's name
-        was. Raises TrainingError when the data does not come from the weights that it should.
-        """
+        """Start the job of the epoch, or return the job that it has already, under a name made here. Raises
+        TrainingError when the data does not come from the weights that it should."""
         books, epoch = self._books, self._books.epoch
         job = books.jobs.get(epoch, 0) + 1
         try:
@@ -105,7 +111,13 @@ class RecordedAdapter(RecordedPart):
             named = collection.model_copy(update={"run_id": books.job_name(epoch, job)})
             ref = await books.model.submit(named)
         if isinstance(ref, TrainingJobRef):
-            await books.record_submission(epoch, job, ref, collection)
+            metrics = {**await books.metrics(epoch), **selection_metrics(collection)}
+            state = finite(books.trainer.get_curriculum_state())
+            submission = Submission(
+                ref=ref, epoch=epoch, job=job, metrics=json_facts(metrics), curriculum_state=state
+            )
+            await books.sampled_from(epoch)  # Recorded now, before its job's weights are adopted.
+            await log.add(submission)
         return ref
 
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
@@ -123,15 +135,10 @@ class RecordedAdapter(RecordedPart):
 
         For a followed trainer, a job that is newly over has its weights adopted and its epoch recorded.
         """
-        if isinstance(ref, Skipped):
-            raise TrainingError(
-                f"there is no job to ask after, because nothing was submitted: {ref.reason}. Where `submit` "
-                "returns an `etude.Skipped`, go on with the next epoch"
-            )
         if not hasattr(ref, "run_id"):  # A job's status names it too.
             raise WrongReturnError(
                 f"{type(self._part).__name__} was asked after job {ref!r:.60}, and a TrainingJobRef is "
-                "expected, as `submit` and `run_epoch` return it (is a `return` missing?)"
+                "expected, as `submit` returns it if there is something to train on (is a `return` missing?)"
             )
         books, log = self._books, self._books.log
         if not books.follows:
@@ -157,10 +164,8 @@ class RecordedAdapter(RecordedPart):
 
 
 class RecordedTrainer:
-    """A trainer in a run. It gets recorded parts, and its work is reported, also for custom trainers.
-
-    Everything that is not recorded is the trainer's.
-    """
+    """A trainer in a run, also a custom one. It gets recorded parts; all that is not recorded is the
+    trainer's."""
 
     def __init__(
         self, trainer: Trainer, builder: TrajectoryBuilder, adapter: TrainerAdapter, runtime: Runtime
@@ -178,26 +183,11 @@ class RecordedTrainer:
         backend is not healthy. Nothing is sampled before that.
         """
         trainer, builder, adapter, runtime = self.trainer, self.builder, self.adapter, self._given
-        trainer._books = books = Bookkeeper(
-            runtime,
-            run_config,
-            builder,
-            adapter,
-            trainer.get_curriculum_state,
-            lambda: trainer._curriculum_facts,
-            follows=not trainer.journals_epochs,
-        )
+        trainer._books = books = Bookkeeper(runtime, run_config, builder, adapter, trainer)
         parts: Any = RecordedBuilder(builder, books), RecordedAdapter(adapter, books)
         await trainer.bind_components(trajectory_builder=parts[0], trainer_adapter=parts[1])
         trainer.bind_runtime(replace(runtime, evaluation=books.collections))
         builder.bind_runtime(trainer.runtime)
-        self._check(run_config)
-        await recover(books)
-        await trainer.initialize(run_config)
-        await books.take_up()
-
-    def _check(self, run_config: FinetuneConfig) -> None:
-        builder, adapter, runtime = self.builder, self.adapter, self._given
         backend, capabilities = _name(adapter, adapter.adapter_config), adapter.capabilities()
         check_method(backend, capabilities, builder.method, _name(builder, builder.trajectory_builder_config))
         check_options(backend, capabilities, builder.trajectory_builder_config)
@@ -207,6 +197,9 @@ class RecordedTrainer:
         if (target := runtime.target_model) in runtime.config.llms:
             check_tokens(backend, capabilities, builder.method, runtime.config.llms[target], target)
             check_opponents(backend, capabilities, runtime.config.llms, target)
+        await recover(books)
+        await trainer.initialize(run_config)
+        await books.take_up()
 
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
         """Run the trainer, and record the start and the end of the run.
@@ -216,7 +209,10 @@ class RecordedTrainer:
         """
         trainer, books, progress = self.trainer, self.trainer.bookkeeper, self._given.progress
         if trainer.run_config is self.builder.run_config is None:
-            raise trainer._not_ready("super().initialize(run_config) in `initialize`, and await it,")
+            raise EtudeError(
+                f"{type(trainer).__name__} is not ready for this: call super().initialize(run_config) in "
+                "`initialize`, and await it"
+            )
         if trainer.journals_epochs:
             return await trainer.run(num_epochs)
         progress.run_started(self._given.run.name, num_epochs, describe([books]))
@@ -258,3 +254,120 @@ class RecordedTrainer:
 
 def _name(component: object, config: ComponentConfig) -> str:
     return f"'{config.type_name}'" if config.type_name else type(component).__name__
+
+
+async def assemble_trainer(runtime: Runtime) -> RecordedTrainer | RecordedTargets:
+    """Return the config's trainer with its builder, its adapter and the runtime. It is not initialized yet.
+
+    With `finetuning.targets`, there is a trainer for each target. Raises RequestError when the config's
+    trainer cannot train several.
+    """
+    config = runtime.config
+    if not config.finetuning.targets:
+        return await _assemble(runtime)
+    shared, members = SharedProgress(runtime.progress), dict[str, RecordedTrainer]()
+    for name, target in config.finetuning.targets.items():
+        builder = TargetBuilder(runtime.builder, name)
+        own = builder.config.finetuning
+        member = replace(
+            runtime,
+            config=builder.config,
+            builder=builder,
+            target_model=str(own.target_model),
+            target=name,
+            target_config=target,
+            progress=TargetProgress(shared, name),
+        )
+        members[name] = await _assemble(member)
+        if not isinstance(members[name].trainer, EpochTrainer):
+            kind = type(members[name].trainer).__name__
+            raise RequestError(
+                f"finetuning.trainer '{own.trainer}' is a {kind}, which trains one model; "
+                "'finetuning.targets' needs `_type: epochs`, or a trainer that inherits from EpochTrainer"
+            )
+    return RecordedTargets(members, replace(runtime, progress=shared))
+
+
+async def _assemble(runtime: Runtime) -> RecordedTrainer:
+    # An enabled block names all of these.
+    block, builder = runtime.config.finetuning, runtime.builder
+    trajectory_builder = await builder.get_trajectory_builder(str(block.trajectory_builder))
+    adapter = await builder.get_trainer_adapter(str(block.trainer_adapter))
+    trainer: Trainer = await builder.get_trainer(str(block.trainer))
+    return RecordedTrainer(trainer, trajectory_builder, adapter, runtime)
+
+
+class RecordedTargets:
+    """Trains the targets of a run together, on one set of episodes per epoch.
+
+    Each has its own `EpochTrainer`, builder, adapter, versions, history and files (`targets/<name>/`). The
+    first that is due runs an epoch's episodes, and the others read them from the journal.
+    """
+
+    def __init__(self, members: Mapping[str, RecordedTrainer], runtime: Runtime) -> None:
+        """`members` are the recorded `EpochTrainer`s by target."""
+        self.members = dict(members)
+        self._runtime = runtime
+
+    async def initialize(self, run_config: FinetuneConfig) -> None:
+        """Prepare all targets, and continue the run where it was left."""
+        await note_targets(self._runtime.run.journal, self.members)
+        for name, member in self.members.items():
+            await member.initialize(run_config.for_target(name))
+
+    async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
+        """Train for `num_epochs` epochs, including the epochs of earlier processes.
+
+        Raises TrainingError when a job failed, its weights cannot be adopted, or nothing was trained on.
+        """
+        trainers = [cast("EpochTrainer", member.trainer) for member in self.members.values()]
+        return await run_epochs(trainers, num_epochs, self._runtime.config.finetuning, self._runtime)
+
+    async def cleanup(self) -> None:
+        """Free the resources of the targets, even if one of them raises."""
+        async with AsyncExitStack() as exits:
+            for member in self.members.values():
+                exits.push_async_callback(member.cleanup)
+
+
+class SharedProgress(Progress):
+    """One progress for several targets. It reports once what they share: a target that reads the episodes of
+    another one begins the same phase. The rewards are the first target's."""
+
+    def __init__(self, display: Progress) -> None:
+        self.display: Progress = display
+        self._phase: tuple[str, int | None] | None = None
+        self._finished: set[str] = set()
+        self._scored: set[tuple[str, int]] = set()
+        """The examples and generations whose rewards the phase has reported."""
+
+    def epoch_started(self, epoch: int, num_epochs: int) -> None:
+        self._phase = None
+        self._finished.clear()
+        super().epoch_started(epoch, num_epochs)
+
+    def phase(self, name: str, total: int | None = None) -> None:
+        if (name, total) != self._phase:
+            self._phase = (name, total)
+            self._scored.clear()
+            super().phase(name, total)
+
+    def episode_finished(self, episode: EpisodeRecord) -> None:
+        if episode.id not in self._finished:
+            self._finished.add(episode.id)
+            super().episode_finished(episode)
+
+    def scored(self, item: EvalOutputItem) -> None:
+        if (item.id, item.generation) not in self._scored:
+            self._scored.add((item.id, item.generation))
+            super().scored(item)
+
+
+class TargetProgress(Progress):
+    """The progress of one target of a run. Its messages begin with the target's name."""
+
+    def __init__(self, display: Progress, target: str) -> None:
+        self.display, self._target = display, target
+
+    def message(self, text: str, *, warning: bool = False) -> None:
+        super().message(f"{self._target}: {text}", warning=warning)

@@ -66,8 +66,13 @@ async def run_epochs(
             for member in members:
                 # Now no later epoch has a job. In a resumed run one may, with weights to adopt.
                 await member.prune()
-        if epoch + 1 < num_epochs and (reason := _reason_to_stop(members, epoch)) is not None:
-            progress.message(f"stopped after epoch {epoch + 1}: {reason}")
+        # An alarm of any member ends the run, or a reason of each.
+        last = [member for member in members if epoch + 1 >= len(member.history.epochs)]
+        alarms = [*filter(None, (member.bookkeeper.reason_to_stop() for member in last))]
+        reasons = [member.reason_to_stop(epoch) for member in members]
+        if epoch + 1 < num_epochs and (alarms or None not in reasons):
+            why = "; ".join(dict.fromkeys(alarms or filter(None, reasons)))
+            progress.message(f"stopped after epoch {epoch + 1}: {why}")
             break
     for member in members:
         await member.validate(len(member.history.epochs))
@@ -148,16 +153,6 @@ async def _finish_epoch(
         raise errors[0]
 
 
-def _reason_to_stop(members: Sequence[EpochTrainer], epoch: int) -> str | None:
-    """Return why the run ends after the epoch (from 0): an alarm of any member, or a reason of each."""
-    last = [member for member in members if epoch + 1 >= len(member.history.epochs)]
-    alarms = [*filter(None, (member.bookkeeper.reason_to_stop() for member in last))]
-    reasons = [member.reason_to_stop(epoch) for member in members]
-    if not alarms and None in reasons:
-        return None
-    return "; ".join(dict.fromkeys(alarms or filter(None, reasons)))
-
-
 class EpochTrainerConfig(TrainerConfig, name="epochs"):
     """The loop over epochs."""
 
@@ -195,7 +190,9 @@ class EpochTrainer(Trainer):
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Prepare the components, and continue the run where it was left."""
         await super().initialize(run_config)
-        self.begin_anew()
+        self._prepared.clear()
+        if self.history.epochs:
+            self._take_curriculum_state(self.history.epochs[-1].curriculum_state)
 
     async def run(self, num_epochs: int) -> list[TrainingJobStatus]:
         """Train for `num_epochs` epochs, including the epochs of earlier processes.
@@ -321,16 +318,10 @@ class EpochTrainer(Trainer):
     async def cleanup(self) -> None:
         """Do nothing: the builder and the adapter are freed around the trainer."""
 
-    def begin_anew(self) -> None:
-        """Continue from the record, without anything that was prepared beyond it."""
-        self._prepared.clear()
-        if self.history.epochs:
-            self._take_curriculum_state(self.history.epochs[-1].curriculum_state)
-
     def _take_curriculum_state(self, state: dict[str, Any] | None) -> None:
         if state is not None:
             kept = {key: value for key, value in state.items() if key != "config"}
-            self._curriculum_state = with_sets(kept, like=self._curriculum_state)
+            self._curriculum_state = with_sets(kept)
 
 
 register_trainer(config_type=EpochTrainerConfig)(config_factory(EpochTrainer))

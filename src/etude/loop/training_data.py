@@ -85,10 +85,6 @@ def _versions(unit: TrainingUnit) -> list[int | None]:
     return [turn.model_version for sample in unit.samples for turn in sample.turns]
 
 
-_PATIENCE = 8
-"""After this many episodes with calls, none of them targeted, a warning or an error is given."""
-
-
 class TargetWatch:
     """Checks the episodes of the first epoch for calls by the target functions to the trained model."""
 
@@ -107,21 +103,11 @@ class TargetWatch:
         self._is_over = False
 
     def saw(self, episode: EpisodeRecord) -> None:
-        """Check an episode.
-
-        If the first episodes have no targeted call, this warns. It raises RequestError instead if a target
-        function has almost the name of a function that calls the model.
-        """
+        """Check an episode."""
         answered = [call for call in episode.calls if call.completion is not None]
-        if self._is_over or not answered:
-            return
-        self._episodes += 1
+        self._episodes += bool(answered)
         self._callers |= {call.function for call in answered if call.model == self._model} - {SIMULATED_USER}
         self._is_targeted |= any(is_targeted(call, self._functions, self._model) for call in answered)
-        if self._episodes == _PATIENCE and not self._is_targeted:
-            if any(nearest(name, self._callers) for name in self._functions):
-                raise RequestError(self._explain_missing_calls())
-            self._warn(f"{self._explain_missing_calls()}. Nothing is trained on unless one of them does")
 
     def epoch_over(self, *, is_empty: bool) -> None:
         """Raise RequestError if the epoch had no targeted call, and nothing was trained on (`is_empty`).
@@ -131,25 +117,17 @@ class TargetWatch:
         if self._is_over or not self._episodes:
             return
         self._is_over = True
+        callers = ", ".join(f"'{name}'" for name in sorted(self._callers)) or "none"
         if is_empty and not self._is_targeted:
-            raise RequestError(f"{self._explain_missing_calls()}. Nothing could be trained on")
+            meant = filter(None, (nearest(name, self._callers) for name in self._functions))
+            names = ", ".join(dict.fromkeys(meant))
+            advice = f"Did you mean '{self._key}: [{names}]'?" if names else f"Name some in '{self._key}'."
+            raise RequestError(
+                f"none of the {self._episodes} episodes has a call to '{self._model}' by a target function "
+                f"({', '.join(self._functions)}); functions that called it: {callers}"
+                f". {advice if self._callers else 'Nothing could be trained on'}"
+            )
         missing = [name for name in self._functions if name not in {EVERY_FUNCTION, *self._callers}]
         if missing and self._is_targeted:
             unused = f"'{self._key}' names {', '.join(missing)}, which never called '{self._model}'"
-            self._warn(f"{unused} in {self._episodes} episodes; {self._list_callers()}")
-
-    def _explain_missing_calls(self) -> str:
-        """Return the sentence that no call is targeted, with the remedy."""
-        text = (
-            f"none of the first {self._episodes} episodes has a call to '{self._model}' by a target function "
-            f"({', '.join(self._functions)}); {self._list_callers()}"
-        )
-        meant = filter(None, (nearest(name, self._callers) for name in self._functions))
-        names = ", ".join(dict.fromkeys(meant))
-        if names:
-            return f"{text}. Did you mean '{self._key}: [{names}]'?"
-        return f"{text}. Name some of them in '{self._key}'" if self._callers else text
-
-    def _list_callers(self) -> str:
-        names = ", ".join(f"'{name}'" for name in sorted(self._callers))
-        return f"functions that called it: {names or 'none'}"
+            self._warn(f"{unused} in {self._episodes} episodes; functions that called it: {callers}")

@@ -27,9 +27,8 @@ _JOB_TIMEOUT, _POLL = 86400.0, 5.0
 class WarmUp:
     """Takes a run's model through its warm-up. Training begins with the resulting weights.
 
-    The steps between two measurements are one job of the run's backend. Its transcripts follow from the seed
-    and the number of earlier steps. It is submitted, followed and adopted like an epoch's job, and its
-    outcome is journalled.
+    The steps between two measurements are one job, whose transcripts follow from the seed. It is submitted,
+    followed, adopted and journalled like an epoch's job.
     """
 
     def __init__(self, books: Bookkeeper) -> None:
@@ -63,7 +62,9 @@ class WarmUp:
             metrics=last.metrics,
             version=last.version,
         )
-        await self._books.record_warm_up(entry)
+        if entry.version is not None:
+            await model.adapter.begin_from(entry.version)
+        await self._log.add(entry)
 
     async def _imitate(self, warm_up: WarmUpConfig) -> None:
         books = self._books

@@ -1,17 +1,22 @@
-"""The check of a config: everything that training needs, without sampling or loading weights."""
+"""The checks of a config, without sampling or loading weights; and of the installation and its services."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.metadata
 import os
+import platform
+import shutil
+import sys
 import tempfile
+import time
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from etude.backends.capabilities import (
     LOCAL_CAPABILITIES,
-    Capabilities,
     LocalAdapterConfig,
     check_block,
     check_from_base,
@@ -25,11 +30,12 @@ from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig, read_transcripts
 from etude.config.import_path import is_import_path
 from etude.config.schema import Config
-from etude.core.call import ChatRequest, Completion
+from etude.core.call import ChatRequest, Completion, Sampling
 from etude.core.episode import Example, ToolSet
-from etude.core.errors import CapabilityError, EngineError
+from etude.core.errors import CapabilityError, EngineError, EtudeError, install_command
 from etude.engines.local import LocalLlmConfig, make_base, require_local_extra
-from etude.engines.openai_compatible import OPENAI_URL, OpenAiLlmConfig
+from etude.engines.openai_compatible import OPENAI_URL, OpenAiEngine, OpenAiLlmConfig
+from etude.models.device import available_memory, choose_device, shown_bytes, usable_cores
 from etude.preflight.estimate import Estimate, check_spending, estimate_run, play_some, target_blocks
 from etude.preflight.finding import Findings
 from etude.processes.pool import number_of_runners
@@ -47,28 +53,20 @@ class _NoEngine:
         raise EngineError("a check samples nothing")
 
 
-class _DryBuilder(Builder):
-    """A builder of everything except the models of this process, which may be large."""
-
-    async def get_llm(self, name: str) -> Any:
-        if isinstance(self.config.llms.get(name), LocalLlmConfig):
-            return _NoEngine()
-        return await super().get_llm(name)
-
-
 async def check_config(config: Config, *, play: int = 0) -> tuple[Findings, Estimate | None]:
     """Check the agent, examples, evaluators, models, templates and capabilities that a config names.
 
-    If nothing is wrong, also return an estimate of the run, for which `play` episodes are played. Problems
-    become findings and never raise.
+    If nothing is wrong, also estimate the run, for which `play` episodes are played. Problems never raise.
     """
     findings, finetuning = Findings(), config.finetuning
+    # Models of this process may be large.
+    local: Any = {name: _NoEngine() for name, llm in config.llms.items() if isinstance(llm, LocalLlmConfig)}
     # A temporary run folder: components may ask for theirs when they are built.
     with (
         tempfile.TemporaryDirectory(prefix="etude-check-") as folder,
         RunFolder.create(Path(folder), "check") as run,
     ):
-        async with _DryBuilder(config, run) as builder:
+        async with Builder(config, run, local) as builder:
             missing = [] if config.workflow is None else config.workflow.missing()
             for each in missing:
                 findings.fail("needs", each)
@@ -109,7 +107,7 @@ async def check_config(config: Config, *, play: int = 0) -> tuple[Findings, Esti
             played = await play_some(config, play, findings)
     if findings.has_errors:
         return findings, None
-    return findings, estimate_run(config, len(examples), len(held_out), played)
+    return findings, estimate_run(config, examples, len(held_out), played)
 
 
 def _check_cluster(config: Config, findings: Findings) -> None:
@@ -194,8 +192,17 @@ async def _check_models(builder: Builder, findings: Findings) -> None:
         findings.fail("models", "there are none; add one: `llms: {policy: {_type: local, model: …}}`")
     for name, llm in config.llms.items():
         what = f"model {name}"
+        if isinstance(llm, OpenAiLlmConfig):
+            where = "OpenAI" if llm.address == OPENAI_URL else llm.address
+            details = ["token ids"] * llm.asks_for_token_ids + ["logprobs"] * llm.asks_for_logprobs
+            if not llm.api_key and not os.environ.get("OPENAI_API_KEY") and where == "OpenAI":
+                findings.warn(what, "no api_key in the config and no OPENAI_API_KEY in the environment")
+                continue
+            request = f"asked for {' and '.join(details)}" if details else "text only"
+            findings.ok(what, f"{llm.model_name} at {where}, {request}; it was not asked for an answer")
+            continue
         if not isinstance(llm, LocalLlmConfig):
-            _check_remote(what, llm, findings)
+            findings.ok(what, f"_type: {llm.type_name}")
             continue
         with findings.catch_errors(what):
             require_local_extra()
@@ -209,19 +216,6 @@ async def _check_models(builder: Builder, findings: Findings) -> None:
                 if llm.tiny is not None:
                     await make_base(llm.tiny, name, builder, base := Path(scratch) / "tiny")
                 await asyncio.to_thread(check_local_model, what, llm, str(base), adapter, findings)
-
-
-def _check_remote(what: str, llm: Any, findings: Findings) -> None:
-    if not isinstance(llm, OpenAiLlmConfig):
-        findings.ok(what, f"_type: {llm.type_name}")
-        return
-    where = "OpenAI" if llm.address == OPENAI_URL else llm.address
-    details = ["token ids"] * llm.asks_for_token_ids + ["logprobs"] * llm.asks_for_logprobs
-    if not llm.api_key and not os.environ.get("OPENAI_API_KEY") and where == "OpenAI":
-        findings.warn(what, "no api_key in the config and no OPENAI_API_KEY in the environment")
-    else:
-        request = f"asked for {' and '.join(details)}" if details else "text only"
-        findings.ok(what, f"{llm.model_name} at {where}, {request}; it was not asked for an answer")
 
 
 def _find_adapter(config: Config, block: FinetuneConfig) -> Any:
@@ -240,8 +234,20 @@ async def _check_training(
     with findings.catch_errors(what):
         trajectories = await builder.get_trajectory_builder(str(block.trajectory_builder))
         await builder.get_trainer(str(block.trainer))
-        capabilities = await _capabilities(builder, block)
-        kind, target = _find_adapter(builder.config, block).type_name, str(block.target_model)
+        adapter, target = _find_adapter(builder.config, block), str(block.target_model)
+        if isinstance(adapter, LocalAdapterConfig):
+            # Building the adapter would load the model.
+            require_local_extra()
+            llm, capabilities = builder.config.llms[target], LOCAL_CAPABILITIES
+            if not isinstance(llm, LocalLlmConfig):
+                raise CapabilityError(
+                    f"the trainer adapter 'local' trains models of `_type: local`, and llms.{target} is "
+                    f"`_type: {llm.type_name}`; make it local, or choose an adapter for its backend"
+                )
+            check_learners(adapter, builder.config.cluster)
+        else:
+            capabilities = (await builder.get_trainer_adapter(str(block.trainer_adapter))).capabilities()
+        kind = adapter.type_name
         backend, settings = f"'{kind}'", trajectories.trajectory_builder_config
         check_method(backend, capabilities, trajectories.method, f"'{settings.type_name}'")
         check_options(backend, capabilities, settings)
@@ -256,19 +262,91 @@ async def _check_training(
         findings.ok(what, f"{settings.type_name} data ({trajectories.method}), trained by {kind}")
 
 
-async def _capabilities(builder: Builder, block: FinetuneConfig) -> Capabilities:
-    name, target = str(block.trainer_adapter), str(block.target_model)
-    adapter = _find_adapter(builder.config, block)
-    if not isinstance(adapter, LocalAdapterConfig):
-        capabilities: Capabilities = (await builder.get_trainer_adapter(name)).capabilities()
-        return capabilities
-    # Building the adapter would load the model.
-    require_local_extra()
-    llm = builder.config.llms[target]
-    if not isinstance(llm, LocalLlmConfig):
-        raise CapabilityError(
-            f"the trainer adapter 'local' trains models of `_type: local`, and llms.{target} is `_type: "
-            f"{llm.type_name}`; make it local, or choose an adapter for its backend"
+_PACKAGE = Path(__file__).parents[1]
+
+EXTRAS = {
+    "local": ("torch", "models that run and train in this process"),
+    "data": ("pyarrow", "Parquet and Hugging Face datasets"),
+    "plots": ("matplotlib", "pictures of a run's rewards"),
+}
+"""A package of each extra, and its use."""
+
+
+def examine(folder: Path) -> Findings:
+    """Examine Python, extras, device, memory and the disk of `folder`."""
+    findings = Findings()
+    findings.ok("etude", f"{importlib.metadata.version('etude')} in {_PACKAGE}")
+    findings.ok("python", f"{platform.python_version()} at {sys.executable}, {platform.platform()}")
+    for extra, (package, use) in EXTRAS.items():
+        if find_spec(package) is None:
+            findings.warn(f"extra '{extra}'", f"not installed; for {use}: {install_command(extra)}")
+        else:
+            findings.ok(f"extra '{extra}'", f"installed: {use}")
+    if find_spec("torch") is not None:
+        try:
+            import torch
+
+            device = choose_device()
+            name = f" ({torch.cuda.get_device_name()})" if device.type == "cuda" else ""
+            findings.ok("torch", f"{torch.__version__}, device {device.type}{name}, {usable_cores()} cores")
+        except (ImportError, OSError) as error:
+            findings.fail("torch", f"is installed and cannot be imported: {error}; install it again")
+    free = available_memory()
+    if free is not None and free < 1e9:  # Loading torch and a tiny model takes some 0.5 GB.
+        findings.warn(
+            "memory", f"only {shown_bytes(free)} free; end other programs, or take a larger machine"
         )
-    check_learners(adapter, builder.config.cluster)
-    return LOCAL_CAPABILITIES
+    elif free is not None:
+        findings.ok("memory", f"{shown_bytes(free)} free")
+    existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    room = shutil.disk_usage(existing).free
+    if room < 2e9:
+        advice = "free some, or name another folder with --output-dir"
+        findings.warn("disk", f"only {shown_bytes(room)} free in {folder.absolute()}; {advice}")
+    else:
+        findings.ok("disk", f"{shown_bytes(room)} free in {folder.absolute()}")
+    return findings
+
+
+async def examine_services(config: Config, findings: Findings) -> None:
+    """Ask each model behind an address for a short answer, and check backends and the storage."""
+    for name, llm in config.llms.items():
+        if isinstance(llm, OpenAiLlmConfig):
+            await _try_model(f"model {name}", llm, findings)
+    with (
+        tempfile.TemporaryDirectory(prefix="etude-doctor-") as folder,
+        RunFolder.create(Path(folder), "doctor") as run,
+    ):
+        async with Builder(config, run) as builder:
+            for name, settings in config.trainer_adapters.items() if config.finetuning.enabled else ():
+                if isinstance(settings, LocalAdapterConfig):
+                    continue
+                with findings.catch_errors(f"backend {name}"):
+                    adapter = await builder.get_trainer_adapter(name)
+                    if await adapter.is_healthy():
+                        findings.ok(f"backend {name}", "answers, and can train now")
+                    else:
+                        why = adapter.unhealthy_because or "look at its address and `api_key`"
+                        findings.fail(f"backend {name}", f"does not answer, or refuses its key: {why}")
+    if config.storage is not None:
+        with findings.catch_errors("storage"):
+            findings.ok("storage", await probe(config.storage))
+
+
+async def _try_model(what: str, llm: OpenAiLlmConfig, findings: Findings) -> None:
+    """Ask for one short answer, without retries."""
+    seconds = min(30.0, llm.request_timeout)
+    engine = OpenAiEngine(llm.model_copy(update={"max_retries": 0, "request_timeout": seconds}))
+    # Some endpoints refuse fewer tokens.
+    request = ChatRequest(({"role": "user", "content": "Say yes."},), sampling=Sampling(max_tokens=16))
+    begun = time.perf_counter()
+    try:
+        completion = await engine.complete(request)
+    except EtudeError as error:
+        findings.fail(what, f"{error}. Look at its `base_url`, `model_name` and `api_key`")
+    else:
+        took, usage = 1000 * (time.perf_counter() - begun), completion.usage
+        tokens = f"{usage.prompt_tokens} + {usage.completion_tokens} tokens"
+        findings.ok(what, f"{llm.model_name} answered a call in {took:.0f} ms ({tokens})")
+    finally:
+        await engine.close()

@@ -8,15 +8,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from etude.config.import_path import import_object, make_importable
 from etude.config.load import load_config
-from etude.config.schema import Config
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem
 from etude.core.interfaces import Progress
@@ -25,11 +24,11 @@ from etude.loop.evaluation import Evaluation, load_version_engine, measure
 from etude.loop.lifecycle import new_run
 from etude.models.source import PACKAGED, locate, packaged_folder
 from etude.preflight.starter import write_starter
-from etude.runtime import Runtime, open_runtime
+from etude.runtime import open_runtime
 from etude.show.exported_model import export_model
 from etude.show.metrics_files import PLOT
 from etude.show.turns import episode_transcript
-from etude.store.facts import LAST, RunVersion, choose_version
+from etude.store.facts import LAST, choose_version
 from etude.store.files import write_new_files
 from etude.store.log import read_histories
 from etude.store.run_folder import RunFolder
@@ -73,12 +72,9 @@ class DemoReport:
 async def run_demo(
     name: str, seed: int, folder: Path, progress: Progress, training_overrides: Sequence[str] = ()
 ) -> DemoReport:
-    """Write a project with its model, train it, and measure it before and after on the same examples.
-
-    Everything goes into `folder` (absolute; empty or new): the project's files, a tiny model, the run and the
-    trained model. Raises RequestError if this is impossible, or if the model is not available. Raises another
-    EtudeError if the work fails.
-    """
+    """Write a project with its model into `folder` (absolute; empty or new), train it, and measure it before
+    and after on the same examples. Raises RequestError if this is impossible, and another EtudeError if the
+    work fails."""
     started = time.monotonic()
     require_local_extra()
     if name == PRETRAINED:
@@ -100,7 +96,13 @@ async def run_demo(
         validations = read_histories(run.journal)[None].validations
         phases = ["warm-up/0"] if config.finetuning.warm_up else []
         phases += [f"validation/{epoch}" for epoch in (validations[0].epoch, validations[-1].epoch)]
-        async with _open_runtime(config, run, trained, progress) as runtime:
+        policy = str(config.finetuning.target_model)
+        async with AsyncExitStack() as exits:
+            engine = await load_version_engine(config, policy, trained)
+            exits.push_async_callback(engine.close)
+            runtime = await exits.enter_async_context(
+                open_runtime(config, run, progress=progress, engines={policy: engine})
+            )
             # Training measured these already, so they are only read back.
             quiet, examples = replace(runtime, progress=Progress()), runtime.validation_examples
             before, *between, after = [
@@ -125,10 +127,8 @@ async def run_demo(
 
 
 def examples_folder() -> Path:
-    """Return the folder with an example for each task, in the installed package or the checkout.
-
-    Raises RequestError if there is none.
-    """
+    """Return the folder with an example for each task, in the installed package or the checkout. Raises
+    RequestError."""
     # A wheel has them inside the package; a checkout has them next to `src`.
     for folder in (_PACKAGE / "examples", _PACKAGE.parents[1] / "examples"):
         if folder.is_dir():
@@ -137,10 +137,7 @@ def examples_folder() -> Path:
 
 
 def copy_example(task: str, folder: Path) -> None:
-    """Copy an example's code, config and README into a new folder.
-
-    Raises RequestError for an unknown task or a folder with files, and StoreError if it cannot be written.
-    """
+    """Copy an example's code, config and README into a new folder. Raises RequestError or StoreError."""
     source = examples_folder() / task
     if not source.is_dir():
         raise RequestError(f"there is no example '{task}' in {source.parent}; install etude again")
@@ -154,28 +151,13 @@ def copy_example(task: str, folder: Path) -> None:
 async def _make_base(folder: Path, seed: int, progress: Progress) -> None:
     """Let the example make its base model and its examples."""
     make_importable(folder)
-    build_base: Callable[..., Awaitable[Any]] = import_object("base:build_base")
     progress.message("making a base model from scratch, and warming it up until it speaks the format")
 
     def report_check(what: str, value: float) -> None:
         progress.phase(f"warming up: {what}")
         progress.scored(EvalOutputItem(id="warm-up", score=value))
 
-    await build_base(folder / "base", seed, report_check)
-
-
-@asynccontextmanager
-async def _open_runtime(
-    config: Config, run: RunFolder, version: RunVersion, progress: Progress
-) -> AsyncIterator[Runtime]:
-    """Open a runtime whose agent samples from `version` of the trained model."""
-    model = str(config.finetuning.target_model)
-    engine = await load_version_engine(config, model, version)
-    try:
-        async with open_runtime(config, run, progress=progress, engines={model: engine}) as runtime:
-            yield runtime
-    finally:
-        await engine.close()
+    await import_object("base:build_base")(folder / "base", seed, report_check)
 
 
 def _transcripts(

@@ -24,11 +24,8 @@ from etude.preflight.finding import Findings
 def check_local_model(
     what: str, llm: LocalLlmConfig, base: str, adapter: LocalAdapterConfig | None, findings: Findings
 ) -> None:
-    """Check a model's chat template, LoRA setting and memory.
-
-    `base` is the folder or name of the weights, and `adapter` trains them. Raises RequestError if the model
-    cannot be used.
-    """
+    """Check a model's chat template, LoRA setting and memory. `base` is the folder or name of the weights,
+    and `adapter` trains them. Raises RequestError if the model cannot be used."""
     device = choose_device(llm.device)
     policy = outline(base)
     parameters = sum(value.numel() for value in policy.model.parameters())
@@ -46,16 +43,24 @@ def check_local_model(
         ends = ", ".join(policy.tokenizer.convert_ids_to_tokens(sorted(policy.stop_ids)))
         findings.ok(what, f"unpacked from GGUF, with the chat template in the file; a turn ends at {ends}")
     _check_template(what, policy, llm.chat_template_kwargs, findings)
-    _check_memory(what, policy, parameters, device, dtype, adapter, findings)
+    needed, free, use = parameters * dtype.itemsize, available_memory(device.type), "needs"
+    if adapter is not None:
+        # Gradients and two moments in float32, and masters of weights in half precision.
+        has_masters = dtype.itemsize < 4 and not policy.is_lora
+        use, needed = "and its training need", needed + trainable * (16 if has_masters else 12)
+    if free is not None and needed > free:
+        findings.warn(
+            what,
+            f"{use} at least {shown_bytes(needed)} of memory, and {shown_bytes(free)} are free; train with "
+            "`lora`, or choose a smaller model",
+        )
     if device.type == "cpu" and parameters > 1_000_000_000:
         findings.warn(what, "more than a billion parameters on a CPU: expect hours for each epoch")
 
 
 def outline(source: str) -> Policy:
-    """Load a model without its weights. Weight files on this machine are checked against its config.
-
-    Raises RequestError if there is none, it cannot chat, or its weights do not match its config.
-    """
+    """Load a model without its weights. Raises RequestError if it cannot chat, or its weights do not match
+    its config."""
     from transformers import GenerationConfig
 
     with loading(source) as (location, file, config):
@@ -89,28 +94,4 @@ def _check_template(what: str, policy: Policy, options: Mapping[str, Any], findi
     if not shown:
         findings.warn(
             what, "its chat template does not show tools to the model; an agent with tools needs that"
-        )
-
-
-def _check_memory(
-    what: str,
-    policy: Policy,
-    parameters: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    adapter: LocalAdapterConfig | None,
-    findings: Findings,
-) -> None:
-    """Check that the weights fit in memory, and in training their gradients and AdamW's state."""
-    needed, free, use = parameters * dtype.itemsize, available_memory(device.type), "needs"
-    if adapter is not None:
-        trained = sum(value.numel() for value in policy.trainable().values())
-        # Gradients and two moments in float32, and masters of weights in half precision.
-        has_masters = dtype.itemsize < 4 and not policy.is_lora
-        use, needed = "and its training need", needed + trained * (16 if has_masters else 12)
-    if free is not None and needed > free:
-        findings.warn(
-            what,
-            f"{use} at least {shown_bytes(needed)} of memory, and {shown_bytes(free)} are free; train with "
-            "`lora`, or choose a smaller model",
         )

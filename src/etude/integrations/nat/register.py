@@ -32,8 +32,7 @@ from etude.core.errors import EtudeError, RequestError
 from etude.core.job import Skipped
 from etude.integrations.nat.evaluation import job_to_toolkit, status_to_toolkit
 from etude.integrations.nat.run import LogStream, logger, open_run, translate
-from etude.loop.recording_wrappers import RecordedTrainer
-from etude.loop.targets import assemble_trainer
+from etude.loop.recording_wrappers import RecordedTrainer, assemble_trainer
 from etude.runtime import open_runtime
 from etude.show.metrics_files import RunReport
 from etude.show.progress import LineProgress
