@@ -58,11 +58,11 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 56_142,
-    "modules": 260,
-    "lines of tests": 45_705,
+    "lines of source": 55_604,
+    "modules": 257,
+    "lines of tests": 45_628,
     "benchmark files": 12,
-    "config keys": 310,
+    "config keys": 306,
 }
 """Of the whole, as `make size` counts it. These numbers are only ever lowered."""
 

@@ -235,6 +235,7 @@ def alarms(block: Any) -> dict[str, tuple[str, str]]:
     ("written", "expected"),
     [
         ("off", ("mismatch", "off")),
+        (False, ("mismatch", "off")),
         ("stop", ("mismatch", "stop")),
         ({"above": 0.5}, ("mismatch", "warn")),
         ({"_type": "cut_off_answers", "action": "stop"}, ("cut_off_answers", "stop")),

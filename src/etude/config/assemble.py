@@ -241,10 +241,11 @@ def spell_out_alarms(data: dict[str, Any], problems: Problems) -> None:
     """Rewrite the alarms of `data` as components with a `_type`, and add a problem for each invalid one."""
     [section] = KINDS["alarms"].places
     entries = value_at(data, section)
-    if entries == "off":
+    if entries in (False, "off"):  # YAML 1.1 reads `off` as false.
         entries = dict.fromkeys(alarms_by_default(), "off")
         replace_at(data, section, entries)
     for name, value in entries.items() if isinstance(entries, dict) else ():
+        value = "off" if value is False else value
         if isinstance(value, str) and not is_import_path(value):
             if value not in ACTIONS:
                 hint = "; or a mapping with its thresholds"
