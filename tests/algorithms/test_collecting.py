@@ -13,8 +13,7 @@ from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.episodes import Tally, find_choices
 from etude.algorithms.grpo import Grpo
-from etude.algorithms.samples import CUT_OFF_PAIR, CUT_OFF_SAMPLE
-from etude.backends.openai_api import supervised_row
+from etude.algorithms.samples import CUT_OFF
 from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig
 from etude.core.episode import Event
 from etude.core.errors import RequestError
@@ -146,31 +145,14 @@ async def test_a_penalty_is_taken_from_the_reward_and_not_from_the_one_that_is_r
     assert not untouched and facts["reward_groups"]["flat"] == 1
 
 
-async def test_a_pair_with_a_side_that_was_cut_off_is_left_out_when_masked():
+@pytest.mark.parametrize(
+    ("name", "kept", "count"), [("dpo", [["1", "2"]], 2), ("supervised", [["1"], ["2"]], 1)]
+)
+async def test_a_pair_or_a_demonstration_that_was_cut_off_is_left_out_when_masked(name, kept, count):
     output = played((0.0, True), (1.0, False), (0.5, False))
-    units, facts = await made("dpo", output, cut_off="mask")
-    assert [[chr(side.ids[-2]) for side in pair] for pair in units] == [["1", "2"]]
-    assert facts["left_out"] == {CUT_OFF_PAIR: 2}
-
-
-async def test_what_is_imitated_keeps_the_other_answers_and_has_the_cut_one_as_context():
-    first, second, third = conversation("q", "one", "r", "two", "s", "three")
-    mixed = episode([first, *cut(second), third])
-    ends = episode([first, second, *cut(third)], generation=1)
-    alone = episode(cut(first), generation=2)
-    output = evaluated((mixed, 1.0), (ends, 1.0), (alone, 1.0))
-    units, facts = await made("supervised", output, cut_off="mask")
-    texts = ["".join(map(chr, sample.ids)) for [sample] in units]
-    assert texts == ["<q>one.<r>two.<s>three.", "<q>one.<r>two."]
-    trained = ["".join(chr(t) for t, own in zip(s.ids, s.mask, strict=True) if own) for [s] in units]
-    assert trained == ["one.three.", "one.two."]
-    assert facts["left_out"] == {CUT_OFF_SAMPLE: 1}
-    collection = await finish(open_builder("supervised", cut_off="mask"), output)
-    weights = [
-        [message.get("weight") for message in supervised_row(one)["messages"] if message["role"] != "user"]
-        for one in collection.trajectories[0]
-    ]
-    assert weights == [[None, 0, None], [None, None]]
+    units, facts = await made(name, output, cut_off="mask")
+    assert [[chr(sample.ids[-2]) for sample in unit] for unit in units] == kept
+    assert facts["left_out"] == {CUT_OFF: count}
 
 
 def test_answers_that_are_compared_within_an_episode_pay_too_and_can_be_left_out():
@@ -187,7 +169,7 @@ def test_answers_that_are_compared_within_an_episode_pay_too_and_can_be_left_out
     [choice] = find_choices(scored)
     assert [sample.reward for sample in choice.samples] == [0.0, 1.0, -3.0]
     tally = Tally()
-    pairs = Dpo(compare="turns").to_compare([[scored]], tally)
+    pairs = Dpo(compare="turns").groups([[scored]], tally)
     assert Dpo(compare="turns").compared(pairs) == [True] and not tally.left_out
     [choice] = find_choices(scored, complete=True)
     assert [sample.reward for sample in choice.samples] == [0.0, 1.0]

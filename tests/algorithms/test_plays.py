@@ -4,7 +4,14 @@ import pytest
 
 from etude.algorithms import dpo, grpo
 from etude.algorithms.dpo import Dpo, Malt
-from etude.algorithms.episodes import Tally, answer_groups, read_tree, turn_returns, without_retries
+from etude.algorithms.episodes import (
+    BRANCHED,
+    Tally,
+    answers_of_group,
+    read_tree,
+    turn_returns,
+    without_retries,
+)
 from etude.algorithms.grpo import Grpo
 from etude.core.conversion import to_trajectory
 from etude.protocols import adp, nip
@@ -61,7 +68,7 @@ async def test_turn_credit_gives_every_answer_its_own_advantage(tmp_path):
     late = await played(
         tmp_path, protocol, ["one?", "so", "two?", "so", REJECT], generation=1, id="train/1/e/1"
     )
-    (group,) = answer_groups(agent_part("verifier", early, late), 1.0, Tally())
+    group = answers_of_group(agent_part("verifier", early, late), 1.0, Tally())
     assert group[0].returns == pytest.approx([0.9, 1.0])
     assert group[1].returns == pytest.approx([-1.2, -1.1, -1.0])
     ((first,), (second,)) = _units(group)
@@ -69,17 +76,10 @@ async def test_turn_credit_gives_every_answer_its_own_advantage(tmp_path):
     assert sorted(set(second.advantages)) == pytest.approx([-1.05, 0.0])
 
 
-async def test_where_a_play_branches_the_answers_to_one_prompt_are_compared(tmp_path):
-    answers = ["good", "bad", ACCEPT, REJECT, REJECT, REJECT]
-    record = await played(tmp_path, adp(), answers, widths=2)
-    tally = Tally()
-    all_groups = made(Grpo(credit="turn"), [[scored_play(record, 0.5)]], tally)
-    group, accepted = (kept.units for kept in all_groups if kept.units)
-    assert [(one.reward, one.messages[-1]["content"]) for one in group] == [(0.5, "good"), (0.0, "bad")]
-    assert [one.reward for one in accepted] == [1.0, -1.0]
-    assert tally.left_out == {grpo.NO_ADVANTAGE: 1}
-    advantages = [set(unit[0].advantages) - {0.0} for unit in _units(group)]
-    assert advantages == [{0.25}, {-0.25}]
+async def test_turn_credit_leaves_out_a_play_that_branches(tmp_path):
+    record, tally = await played(tmp_path, adp(), ["good", "bad", ACCEPT, REJECT], widths=[2, 1]), Tally()
+    assert not any(group.units for group in made(Grpo(credit="turn"), [[scored_play(record, 0.5)]], tally))
+    assert tally.left_out == {BRANCHED: 4}
 
 
 def _units(group):

@@ -7,7 +7,7 @@ config's schema, the reference page, the hyperparameters of server jobs and the 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -290,21 +290,6 @@ def data_kind(name: Method) -> Kind:
         return algorithm_type(name).kind
     except EtudeError:
         return "samples"
-
-
-def by_turn(
-    returns: Sequence[Sequence[float]], compare: Callable[[Sequence[float]], Sequence[float]]
-) -> list[list[float]]:
-    """Return each turn's advantage over the same turn of its siblings; same shape as `returns`.
-
-    `returns[i][t]` is the return of sample i from turn t on. Samples may differ in their number of turns.
-    """
-    advantages: list[list[float]] = [[] for _ in returns]
-    for turn in range(max(map(len, returns), default=0)):
-        rows = [row for row, values in enumerate(returns) if len(values) > turn]
-        for row, value in zip(rows, compare([returns[row][turn] for row in rows]), strict=True):
-            advantages[row].append(value)
-    return advantages
 
 
 def _has_tokens(group: Sequence[Sample]) -> bool:

@@ -22,7 +22,6 @@ from etude.algorithms.episodes import (
     by_agent,
     list_rewards,
     reward_groups,
-    sampled_from,
     without_cut_off,
     without_retries,
 )
@@ -128,13 +127,6 @@ class Collecting(TrajectoryBuilderConfig):
     def compared(self, groups: Sequence[UnitGroup]) -> list[bool]:
         """Return for each group of a collection whether it has something to compare."""
 
-    def to_compare(self, episodes: Sequence[Group], tally: Tally) -> Sequence[UnitGroup]:
-        """Return the groups within which the algorithm compares: the groups that it makes, or for imitation
-        the episodes of an example."""
-        if self.kind == "imitation":
-            return [UnitGroup([], list_rewards(group)) for group in episodes]
-        return self.groups(episodes, tally)
-
     @abstractmethod
     def is_idle(self, groups: Sequence[UnitGroup], *, at_base: bool) -> bool:
         """Return whether a job on the groups would change nothing."""
@@ -235,7 +227,7 @@ class CollectingBuilder(TrajectoryBuilder):
         """Return the number of examples with nothing to compare."""
         tally = Tally()
         episodes = await self._scored_groups(output, tally, {"epoch": epoch})
-        groups = [self.algorithm.to_compare([group], tally) for group in episodes]
+        groups = [self.algorithm.groups([group], tally) for group in episodes]
         compared = sum(any(self.algorithm.compared(group)) for group in groups)
         return len({item.id for item in self._rewards_in(output)}) - compared
 
@@ -253,13 +245,13 @@ class CollectingBuilder(TrajectoryBuilder):
         episodes = await self._scored_groups(output, tally, about)
         tally.replacements = self._replacements.pop(epoch, 0)
         groups = self.algorithm.groups(episodes, tally)
-        imitates = self.algorithm.kind == "imitation"
-        compared = self.algorithm.to_compare(episodes, tally) if imitates else groups
-        differ = self.algorithm.compared(compared)
-        tally.reward_groups = reward_groups(compared, differ)
+        differ = self.algorithm.compared(groups)
+        tally.reward_groups = reward_groups(groups, differ)
         groups = await self.algorithm.completed(groups, self._runtime)
         start = int(about.get("begins_from", 0))
-        at_base = self.run_config.fine_tune_from_scratch or sampled_from(start, episodes)
+        answers = (call.completion for group in episodes for scored in group for call in scored.calls)
+        versions = {answer.model_version or 0 for answer in answers if answer is not None}
+        at_base = self.run_config.fine_tune_from_scratch or versions <= {start}
         if not any(differ) and self.algorithm.is_idle(groups, at_base=at_base):
             tally.leave_out(IDLE, sum(bool(group.units) for group in groups))
             groups = []

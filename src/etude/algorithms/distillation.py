@@ -127,15 +127,16 @@ class Distillation(Grpo, name="distillation"):
         """Return the samples with the weighted advantages of reward and teacher, token by token."""
         if any(sample.advantages is not None for group in groups for sample in group):
             return super().assigned(groups)
-        return [[self._with_teacher(sample) for sample in group] for group in super().assigned(groups)]
 
-    def _with_teacher(self, sample: Sample) -> Sample:
-        taught, sampled, earned = sample.teacher_logprobs, sample.logprobs, sample.advantages
-        if taught is None or sampled is None or earned is None:
-            raise TrainingError(f"episode {sample.episode or '?'} has no logprobs of a teacher")
-        rows = zip(sample.mask, earned, taught, sampled, strict=True)
-        gains = (
-            self.reward_weight * own + self.teacher_weight * (teacher - student) if trained else 0.0
-            for trained, own, teacher, student in rows
-        )
-        return replace(sample, advantages=tuple(gains))
+        def with_teacher(sample: Sample) -> Sample:
+            taught, sampled, earned = sample.teacher_logprobs, sample.logprobs, sample.advantages
+            if taught is None or sampled is None or earned is None:
+                raise TrainingError(f"episode {sample.episode or '?'} has no logprobs of a teacher")
+            rows = zip(sample.mask, earned, taught, sampled, strict=True)
+            gains = (
+                self.reward_weight * own + self.teacher_weight * (teacher - student) if trained else 0.0
+                for trained, own, teacher, student in rows
+            )
+            return replace(sample, advantages=tuple(gains))
+
+        return [[*map(with_teacher, group)] for group in super().assigned(groups)]

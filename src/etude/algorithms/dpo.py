@@ -134,26 +134,23 @@ class Dpo(Preferences, name="dpo"):
 
     def samples(self, group: Group, tally: Tally) -> Sequence[Pair]:
         """Return the pairs of a group, largest reward difference first; pairs of answers by turn."""
-        if self.compare == "episodes":
-            return self._limit_pairs(self._branch_pairs(group, tally), tally)
-        pairs: list[Pair] = []
-        for choice in self.choices(group, tally):
-            answers = self._rank_pairs(choice.samples, lambda sample: sample.reward, tally)
-            pairs += self._limit_pairs([pair_answers(*both) for both in answers], tally)
-        return pairs
-
-    def _branch_pairs(self, group: Group, tally: Tally) -> list[Pair | None]:
-        """Return a pair for each branch that two episodes have and that began with the same prompt."""
-        pairs = []
+        if self.compare == "turns":
+            pairs: list[Pair] = []
+            for choice in self.choices(group, tally):
+                answers = self._rank_pairs(choice.samples, lambda sample: sample.reward, tally)
+                pairs += self._limit_pairs([pair_answers(*both) for both in answers], tally)
+            return pairs
+        found: list[Pair | None] = []
         for better, worse in self._rank_pairs(group, lambda scored: scored.reward, tally):
+            # A pair for each branch that both episodes have and that began with the same prompt.
             for chosen, rejected in zip(better.samples(), worse.samples(), strict=False):
                 if same_prompt(chosen, rejected):
                     episodes = {"chosen_episode": chosen.episode, "rejected_episode": rejected.episode}
                     rewards = {"chosen_reward": chosen.reward, "rejected_reward": rejected.reward}
-                    pairs.append(make_pair(chosen, rejected, branch=chosen.branch, **episodes, **rewards))
+                    found.append(make_pair(chosen, rejected, branch=chosen.branch, **episodes, **rewards))
                 else:
                     tally.left_out[OTHER_PROMPT] += 1
-        return pairs
+        return self._limit_pairs(found, tally)
 
     def _rank_pairs(self, items: Sequence[T], value: Callable[[T], float], tally: Tally) -> list[tuple[T, T]]:
         """Return the pairs that differ enough, better one first, sorted by largest difference."""
@@ -222,25 +219,20 @@ class Malt(Preferences, name="malt"):
         """Return the pairs of one agent in the plays of a group: the clearest of each prompt."""
         pairs: list[Pair] = []
         for choice in self.choices(group, tally):
-            ranked = sorted(self._rank_answers(choice), key=lambda pair: pair[1].reward - pair[0].reward)
+            answers = sorted(choice.samples, key=lambda sample: -sample.reward)
+            ranked = [pair for pair in combinations(answers, 2) if self._differ(*pair, choice.bounds)]
             if not ranked:
                 tally.left_out[NO_PAIR] += 1
-            for better, worse in ranked:
+            for better, worse in sorted(ranked, key=lambda pair: pair[1].reward - pair[0].reward):
                 if (pair := pair_answers(better, worse)) is not None:
                     pairs.append(pair)
                     break
                 tally.left_out[SAME_ANSWER] += 1
         return pairs
 
-    def _rank_answers(self, choice: Choice) -> Iterator[tuple[Sample, Sample]]:
-        """Yield the pairs that the rule allows, the better answer first."""
-        low, high = choice.bounds or (0.0, 0.0)
-        for first, second in combinations(choice.samples, 2):
-            better, worse = (first, second) if first.reward >= second.reward else (second, first)
-            middle = (low + high) / 2 - _TOLERANCE
-            if self.interval is None:
-                differ = better.reward >= middle > worse.reward
-            else:
-                differ = better.reward - worse.reward > self.interval * (high - low) + _TOLERANCE
-            if differ:
-                yield better, worse
+    def _differ(self, better: Sample, worse: Sample, bounds: tuple[float, float] | None) -> bool:
+        """Return whether the rule allows a pair."""
+        low, high = bounds or (0.0, 0.0)
+        if self.interval is None:
+            return better.reward >= (low + high) / 2 - _TOLERANCE > worse.reward
+        return better.reward - worse.reward > self.interval * (high - low) + _TOLERANCE

@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from etude.algorithms.samples import (
+    CUT_OFF,
     count_cut_off,
     discounted_returns,
     find_branches,
@@ -30,7 +31,7 @@ REWARD = "reward"
 
 IDLE = "group without an advantage, and no other term of the loss that moves the policy"
 UNMEASURED = "agent without a measured reward"
-NO_ALTERNATIVE = "answer without another one to its prompt, in a play that branches"
+BRANCHED = "answer in a play that branches (`credit: turn` compares plays that do not)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,16 +141,8 @@ def reward_groups(groups: Iterable[UnitGroup], compared: Iterable[bool]) -> dict
 def without_cut_off(group: UnitGroup, kind: Kind, tally: Tally) -> UnitGroup:
     """Return the group with cut-off answers masked out of its loss."""
     made = [mask_cut_off(unit, kind) for unit in group.units]
-    for reason in made:
-        if isinstance(reason, str):
-            tally.leave_out(reason, 1)
-    return replace(group, units=[unit for unit in made if not isinstance(unit, str)])
-
-
-def sampled_from(version: int, episodes: Iterable[Group]) -> bool:
-    """Return whether one version sampled all answers. Answers without a version count as version 0."""
-    answers = (call.completion for group in episodes for scored in group for call in scored.calls)
-    return all((answer.model_version or 0) == version for answer in answers if answer is not None)
+    tally.leave_out(CUT_OFF, made.count(None))
+    return replace(group, units=[unit for unit in made if unit is not None])
 
 
 def list_rewards(group: Group) -> list[float]:
@@ -310,26 +303,18 @@ def pair_answers(better: Sample, worse: Sample) -> Pair | None:
     return make_pair(better, worse, episode=better.episode, **better.notes, **agent, **values)
 
 
-def answer_groups(group: Group, discount: float, tally: Tally) -> list[list[Sample]]:
-    """Return one agent's answers in a group's episodes, each with the earnings from it on.
-
-    Outside plays, step rewards give these earnings. If a play branches, the answers to one prompt are a
-    group. The others form one group, which compares each answer with the same turn of the sibling plays.
-    """
-    if not any(is_play(scored.episode) for scored in group):
-        return [[sample for scored in group for sample in scored.samples(discount)]]
-    groups, whole = list[list[Sample]](), list[Sample]()
+def answers_of_group(group: Group, discount: float, tally: Tally) -> list[Sample]:
+    """Return one agent's answers in a group's episodes, each with the earnings from it on. A play that
+    branches is left out."""
+    samples: list[Sample] = []
     for scored in group:
-        # Each counts as a separate episode in its group.
-        choices = [
-            [replace(one, episode=f"{one.episode}#{one.turns[0].call}") for one in choice.samples]
-            for choice in find_choices(scored)
-        ]
-        groups += choices
+        if not is_play(scored.episode):
+            samples += scored.samples(discount)
+            continue
         tree, agent = read_tree(scored.episode), str(scored.agent)
         returns = turn_returns(scored.calls, tree, agent, discount, scored.penalty)
         if returns is None:
-            tally.leave_out(NO_ALTERNATIVE, len(scored.calls) - sum(map(len, choices)))
+            tally.leave_out(BRANCHED, len(scored.calls))
         else:
-            whole += scored.samples(returns=returns)
-    return [samples for samples in (*groups, whole) if samples]
+            samples += scored.samples(returns=returns)
+    return samples

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from etude.algorithms.algorithm import Algorithm, OfGradient, by_turn
+from etude.algorithms.algorithm import Algorithm, OfGradient
 from etude.algorithms.collecting import Need
-from etude.algorithms.episodes import Group, Tally, UnitGroup, answer_groups
+from etude.algorithms.episodes import Group, Tally, UnitGroup, answers_of_group
 from etude.core.errors import RequestError
 from etude.core.sample import Sample
 
@@ -55,7 +55,7 @@ class Grpo(Algorithm, name="grpo"):
     credit: Literal["episode", "agent", "turn"] = "episode"  # type: ignore[assignment]
     """`episode`: all agents have the episode's reward. `agent`: each agent of the model is compared with
     itself in other episodes, by its payoff in a protocol or its measured score "reward". `turn`: the same for
-    each answer, by its earnings from then on; in branching plays, against other answers."""
+    each answer, by its earnings from then on, in plays that do not branch."""
     drop_flat_groups: bool = True
     """Leave out groups without an advantage, unless another term of the loss learns from them."""
     variant: OfGradient[Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo"]] = "dapo"
@@ -101,7 +101,7 @@ class Grpo(Algorithm, name="grpo"):
             )
 
     def groups(self, episodes: Sequence[Group], tally: Tally) -> list[UnitGroup]:
-        """Return a group for each example, agent (`credit: agent`) or prompt (`credit: turn`).
+        """Return a group for each example, and for each agent unless the credit is the episode's.
 
         Groups without an advantage are counted, and by default have no samples.
         """
@@ -109,7 +109,7 @@ class Grpo(Algorithm, name="grpo"):
             made = super().groups(episodes, tally)
         else:
             parts = (part for group in episodes for part in self.parts(group, tally))
-            answers = (each for part in parts for each in answer_groups(part, self.discount, tally))
+            answers = (answers_of_group(part, self.discount, tally) for part in parts)
             made = [UnitGroup(each, [sample.reward for sample in each]) for each in answers]
         if not self._drops:
             return made
@@ -142,28 +142,28 @@ class Grpo(Algorithm, name="grpo"):
         return [0.0 if flat else value / scale for value in centred]
 
     def advantages(self, group: Sequence[Sample]) -> list[list[float]]:
-        """Return one advantage per turn: the episode's, or with step rewards one per turn index."""
-        names = [index if sample.episode is None else sample.episode for index, sample in enumerate(group)]
-        if any(sample.returns for sample in group):
-            return self._turn_advantages(group, names)
-        rewards = {name: sample.reward for name, sample in zip(names, group, strict=True)}
-        by_name = dict(zip(rewards, self.compare([*rewards.values()]), strict=True))
-        return [[by_name[name]] * len(sample.turns) for name, sample in zip(names, group, strict=True)]
+        """Return one advantage per turn: the episode's, or with step rewards that of its turn.
 
-    def _turn_advantages(self, group: Sequence[Sample], names: Sequence[Any]) -> list[list[float]]:
-        """Compare each turn with the same turn of other episodes. An agent's branches are one course of
-        turns, in the order of their calls."""
+        Each turn is then compared with the same turn of other episodes. An agent's branches are one course of
+        turns, in the order of their calls.
+        """
+        names = [index if sample.episode is None else sample.episode for index, sample in enumerate(group)]
+        if not any(sample.returns for sample in group):
+            rewards = {name: sample.reward for name, sample in zip(names, group, strict=True)}
+            by_name = dict(zip(rewards, self.compare([*rewards.values()]), strict=True))
+            return [[by_name[name]] * len(sample.turns) for name, sample in zip(names, group, strict=True)]
         courses: defaultdict[Any, list[tuple[int, int]]] = defaultdict(list)
         for index, (name, sample) in enumerate(zip(names, group, strict=True)):
             functions = (turn.function for turn in sample.turns[:1])
             courses[name, sample.agent, *functions] += [(index, turn) for turn in range(len(sample.turns))]
+        for course in courses.values():
+            course.sort(key=lambda place: group[place[0]].turns[place[1]].call or 0)
         values = [sample.turn_rewards for sample in group]
-        for places in courses.values():
-            places.sort(key=lambda place: group[place[0]].turns[place[1]].call or 0)
-        returns = [[values[index][turn] for index, turn in places] for places in courses.values()]
-        for places, gains in zip(courses.values(), by_turn(returns, self.compare), strict=True):
-            for (index, turn), gain in zip(places, gains, strict=True):
-                values[index][turn] = gain
+        for turn in range(max(map(len, courses.values()))):
+            places = [course[turn] for course in courses.values() if len(course) > turn]
+            gains = self.compare([values[index][number] for index, number in places])
+            for (index, number), gain in zip(places, gains, strict=True):
+                values[index][number] = gain
         return values
 
     def needs(self) -> set[Need]:

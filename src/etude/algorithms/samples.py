@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import compress
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from etude.core.call import Call, continues
@@ -17,13 +16,12 @@ from etude.core.conversion import thinking_key
 from etude.core.episode import SIMULATED_USER, EpisodeRecord, Event
 from etude.core.errors import TrainingError
 from etude.core.message import Message, message_key
-from etude.core.sample import PER_TOKEN, Kind, Pair, Sample, SampleOrPair, Turn, shared_length
+from etude.core.sample import Kind, Pair, Sample, SampleOrPair, Turn, shared_length
 
 CutOff: TypeAlias = Literal["train", "mask"]
 """The treatment of cut-off answers: trained on like others, or left out of the loss."""
 
-CUT_OFF_PAIR = "pair with an answer that was cut off"
-CUT_OFF_SAMPLE = "sample in which every answer was cut off"
+CUT_OFF = "sample or pair with an answer that was cut off"
 
 
 def count_cut_off(calls: Iterable[Call]) -> int:
@@ -32,30 +30,17 @@ def count_cut_off(calls: Iterable[Call]) -> int:
     return sum(made is not None and made.finish_reason == "length" for made in completions)
 
 
-def mask_cut_off(unit: SampleOrPair, kind: Kind) -> SampleOrPair | str:
-    """Return the unit without cut-off answers in its loss, or the reason why nothing is left to learn from.
+def mask_cut_off(unit: SampleOrPair, kind: Kind) -> SampleOrPair | None:
+    """Return the unit without cut-off answers in its loss, or None if it has to be left out.
 
-    A compared sample keeps its place in the group, so it counts in the mean. In samples to imitate, or
-    without token ids, a cut-off answer becomes context, and everything after the last kept answer is removed.
+    A compared sample keeps its place in the group, so it counts in the mean.
     """
     is_kept = [turn.finish_reason != "length" for sample in unit.samples for turn in sample.turns]
-    if isinstance(unit, Pair):
-        return unit if all(is_kept) else CUT_OFF_PAIR
-    if all(is_kept) or (kind == "samples" and unit.ids):
-        return unit if all(is_kept) else unit.weighted(map(float, is_kept))
-    kept = [*compress(unit.turns, is_kept)]
-    if not kept:
-        return CUT_OFF_SAMPLE
-    end, last = kept[-1].stop, kept[-1].message
-    values = {name: getattr(unit, name) for name in PER_TOKEN}
-    return replace(
-        unit,
-        ids=unit.ids[:end],
-        mask=tuple(map(bool, unit.by_token(is_kept)[:end])),
-        turns=tuple(kept),
-        messages=unit.messages[: last + 1] if last >= 0 else unit.messages,
-        **{name: own and own[:end] for name, own in values.items()},
-    )
+    if all(is_kept):
+        return unit
+    if isinstance(unit, Pair) or kind != "samples" or not unit.ids:
+        return None
+    return unit.weighted(map(float, is_kept))
 
 
 EVERY_FUNCTION = "*"
