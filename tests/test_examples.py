@@ -132,7 +132,7 @@ async def accuracy(base: ModuleType, name: str, agents: dict[str, float], count:
     right = 0
     for number, instance in enumerate(base.instances("test", count, rng)):
         scripted = base.Agents(rng, **agents)
-        tree = await Play(protocol, base.SCENARIO, instance, scripted, key=number).grow()
+        tree = await Play(protocol, base.SCENARIO, instance, scripted.ask, key=number).grow()
         (leaf,) = tree.leaves()
         assert leaf.malformed is None
         right += (leaf.verdict == 1) == bool(tree.truth)
@@ -174,7 +174,7 @@ async def test_in_words_an_animal_that_is_not_there_convinces_nobody(load, name)
     words = load("prover_verifier", "words")
     protocol = find_protocol(name, {"max_message_rounds": 2, "verifier_first": False})
     for number, instance in zip(range(50), words.held_out(), strict=False):
-        tree = await Play(protocol, words.Words(), instance, Honest(words), key=number).grow()
+        tree = await Play(protocol, words.Words(), instance, Honest(words).ask, key=number).grow()
         (leaf,) = tree.leaves()
         assert leaf.malformed is None and (leaf.verdict == 1) == bool(instance.expected)
 

@@ -129,7 +129,7 @@ async def plays(count: int, agents: dict[str, Any], rng: random.Random) -> dict[
     for number, example in enumerate(instances("warm-up", count, rng)):
         scripted = Agents(rng, **agents)
         protocol = protocols[number % len(protocols)]
-        await Play(protocol, SCENARIO, example, scripted, key=number).grow()
+        await Play(protocol, SCENARIO, example, scripted.ask, key=number).grow()
         for agent, transcript in scripted.transcripts.items():
             found[VERIFIER if agent == VERIFIER else "prover"].append(transcript)
     return found

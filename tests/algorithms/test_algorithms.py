@@ -30,8 +30,8 @@ def grpo_trajectories(siblings, drop_flat_groups, tally):
 
 
 def pairs(siblings, tally=None, **config):
-    found = dpo_trajectories(siblings, Dpo(**config), tally or Tally())
-    return [(one.metadata["chosen_reward"], one.metadata["rejected_reward"]) for one in found]
+    found = Dpo(**config).samples(siblings, tally or Tally())
+    return [(pair.chosen.reward, pair.rejected.reward) for pair in found]
 
 
 def test_grpo_takes_every_branch_of_an_episode():
@@ -101,7 +101,7 @@ def test_a_value_that_an_option_does_not_take_is_told_with_what_was_found(algori
 def test_dpo_pairs_always_prefer_the_better_of_two_different_responses(siblings):
     for one in dpo_trajectories(group(*siblings), Dpo(), Tally()):
         item = one.episode[0]
-        assert one.metadata["chosen_reward"] > one.metadata["rejected_reward"]
+        assert one.reward > 0
         assert item.chosen_ids != item.rejected_ids
         assert len(item.chosen_ids) == len(item.chosen_mask) == len(item.chosen_logprobs)
 

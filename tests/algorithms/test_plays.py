@@ -13,7 +13,6 @@ from etude.algorithms.episodes import (
     without_retries,
 )
 from etude.algorithms.grpo import Grpo
-from etude.core.conversion import to_trajectory
 from etude.protocols import adp, nip
 from tests.algorithms.scripted_episodes import agent_part, played, scored_play
 
@@ -104,17 +103,10 @@ async def test_dpo_pairs_the_answers_to_one_prompt(tmp_path):
 GOOD, BAD = "a proof", "no proof"
 
 
-def malt_trajectories(part, config, tally):
-    return [*map(to_trajectory, config.samples(part, tally))]
-
-
 def rows(part, tally=None, **config):
-    """The pairs as (turn, chosen, rejected, difference)."""
-    made = malt_trajectories(part, Malt(**config), tally or Tally())
-    return [
-        (one.metadata["turn"], one.episode[0].chosen_response, one.episode[0].rejected_response, one.reward)
-        for one in made
-    ]
+    """The pairs as (chosen, rejected, difference)."""
+    pairs = Malt(**config).samples(part, tally or Tally())
+    return [(*(one.messages[-1]["content"] for one in pair.samples), pair.reward) for pair in pairs]
 
 
 @pytest.fixture
@@ -127,12 +119,12 @@ async def one_sided(tmp_path):
 async def test_an_answer_that_is_worth_the_mid_point_is_preferred_to_one_below_it(one_sided):
     tree = read_tree(one_sided)
     assert [tree.value(node, "prover") for node in tree.children()] == [0.5, 0.0]
-    assert rows(agent_part("prover", one_sided)) == [(0, GOOD, BAD, 0.5)]
+    assert rows(agent_part("prover", one_sided)) == [(GOOD, BAD, 0.5)]
 
 
 async def test_each_agent_is_judged_by_its_own_payoff(one_sided):
     tally = Tally()
-    assert rows(agent_part("verifier", one_sided), tally) == [(0, ACCEPT, REJECT, 2.0)]
+    assert rows(agent_part("verifier", one_sided), tally) == [(ACCEPT, REJECT, 2.0)]
     # After no proof both answers were wrong, and neither is better.
     assert tally.left_out == {dpo.NO_PAIR: 1}
 
@@ -140,7 +132,7 @@ async def test_each_agent_is_judged_by_its_own_payoff(one_sided):
 async def test_an_interval_is_a_share_of_what_can_be_earned(one_sided):
     prover = agent_part("prover", one_sided)
     assert rows(prover, interval=0.5) == []
-    assert rows(prover, interval=0.4) == [(0, GOOD, BAD, 0.5)]
+    assert rows(prover, interval=0.4) == [(GOOD, BAD, 0.5)]
 
 
 async def test_early_answers_count_as_much_as_late_ones(tmp_path):
@@ -155,6 +147,6 @@ async def test_early_answers_count_as_much_as_late_ones(tmp_path):
 
     first = iter([True, False])
     record = await played(tmp_path, nip(max_message_rounds=3), answer, widths=2)
-    (pair,) = malt_trajectories(agent_part("verifier", record), Malt(), Tally())
-    assert (pair.metadata["chosen_reward"], pair.metadata["rejected_reward"]) == (1.0, -1.0)
+    (pair,) = Malt().samples(agent_part("verifier", record), Tally())
+    assert (pair.chosen.reward, pair.rejected.reward) == (1.0, -1.0)
     assert read_tree(record).value(None, "verifier") == 0.0

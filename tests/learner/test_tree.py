@@ -140,13 +140,6 @@ def test_what_a_row_costs_is_what_its_tree_has_to_compute(sequences):
     assert sorted(row.order) == list(range(len(units)))
 
 
-def test_siblings_stay_together():
-    stems = [(10, 11, 12, 13, 14, 15), (20, 21, 22, 23, 24, 25)]
-    sequences = [(*stems[number % 2], 30 + number, 40) for number in range(8)]
-    row = PackedStep(trained_units(make_units(sequences))).row()
-    assert [row.part(rank, 2) for rank in range(2)] == [[0, 2, 4, 6], [1, 3, 5, 7]]
-
-
 class Pretended(Team):
     """One of several processes, for what it computes by itself."""
 
@@ -193,10 +186,3 @@ def test_runs_are_within_the_budget_and_no_cut_costs_less(sequences, budget):
         (sum(cost(row.alone, row.after, *run) for run in runs), len(runs)) for runs in filter(allowed, every)
     ]
     assert (sum(cost(row.alone, row.after, *run) for run in found), len(found)) == min(rated)
-
-
-def test_a_tree_that_is_too_large_is_cut_where_its_prompt_is_repeated_least():
-    system = (1, 2, 3, 4)
-    sequences = [(*system, question, answer, 9) for question in (7, 8) for answer in range(3)]
-    row = PackedStep(trained_units(make_units(sequences))).row()
-    assert cheapest_runs(row.alone, row.after, 9) == [(0, 3), (3, 6)]

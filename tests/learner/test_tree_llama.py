@@ -7,11 +7,9 @@ import torch
 
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
-from etude.learner import tree_attention
-from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.tree_llama import checkpointing_layers, is_lean
 from etude.models.policy import LoraOptions, Policy
-from tests.learner.gradients import Gradient, assert_same, forest, get_gradient, to_batch, train
+from tests.learner.gradients import Gradient, assert_same, forest, get_gradient, to_batch
 from tests.models.tiny_models import family, fresh_policy
 from tests.support import one_quick
 
@@ -83,22 +81,6 @@ def test_layers_that_are_computed_twice_have_the_same_gradient_to_the_last_bit(n
     _, plain = get_gradient(of, batch, Grpo())
     _, again = get_gradient(of, batch, Grpo(), gradient_checkpointing=True)
     assert all(torch.equal(plain[name], again[name]) for name in plain)
-
-
-def test_attention_is_not_computed_twice_and_nothing_of_it_stays(monkeypatch):
-    of, kept, attended = fresh_policy(), [], tree_attention._attend_blocks
-
-    def watched(inputs, spec):
-        kept.append(spec.kept)
-        return attended(inputs, spec)
-
-    monkeypatch.setattr(tree_attention, "_attend_blocks", watched)
-    learner = Learner(of, LearnerOptions(gradient_checkpointing=True))
-    batch = to_batch(forest(4, 12))
-    train(learner, batch, Grpo())
-    kept.clear()
-    train(learner, batch, Grpo())
-    assert kept == [[], []]
 
 
 def test_other_models_and_layers_that_someone_stands_before_keep_their_modules():

@@ -164,14 +164,6 @@ ONE_PROVER = {
     (0, 0, -1.0): (1.0, 0.0, 1.0),
 }
 
-OPPOSED = {
-    # truth, decision: verifier, prover0 (reject), prover1 (accept)
-    (1, 1.0): (1.0, 0.0, 1.0),
-    (1, -1.0): (-1.0, 1.0, 0.0),
-    (0, 1.0): (-1.0, 0.0, 1.0),
-    (0, -1.0): (1.0, 1.0, 0.0),
-}
-
 
 def paid(protocol: Protocol, *agents: str, **outcome: Any) -> tuple[float, ...]:
     """The agents' payoffs when the play ends so; by default all is right, and the verifier had the turn."""
@@ -189,15 +181,6 @@ def test_payoffs_with_one_prover(make: Any, case: tuple[int, int, float]) -> Non
         protocol = make(randomize_prover_stance=randomized)
         happened = {"truth": truth, "stance": stance, "decision": decision}
         assert paid(protocol, "verifier", "prover", **happened) == (verifier, prover)
-
-
-@pytest.mark.parametrize("make", [debate, merlin_arthur])
-@pytest.mark.parametrize("stance", [0, 1])
-@pytest.mark.parametrize("case", OPPOSED)
-def test_payoffs_of_opposed_provers(make: Any, case: tuple[int, float], stance: int) -> None:
-    truth, decision = case
-    earned = paid(make(), "verifier", "prover0", "prover1", truth=truth, stance=stance, decision=decision)
-    assert earned == OPPOSED[case]
 
 
 @pytest.mark.parametrize(

@@ -208,20 +208,19 @@ def test_impossible_widths_are_refused(widths: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("protocol", "widths", "retries", "calls"),
+    ("protocol", "widths", "calls"),
     [
-        (solo_verifier(), 4, 0, 4),
-        (adp(), 1, 0, 2),
-        (adp(), 3, 0, 3 + 9),
-        (adp(), 3, 1, 2 * (3 + 9)),
+        (solo_verifier(), 4, 4),
+        (adp(), 1, 2),
+        (adp(), 3, 3 + 9),
         # Two answers of each prover make four pairs: 4 calls, then one or two for each pair.
-        (debate(max_message_rounds=2, verifier_first=False), {"prover0": 2, "prover1": 2}, 0, 4 + 4),
-        (debate(max_message_rounds=2, verifier_first=False), 2, 0, 4 + 8),
-        (nip(max_message_rounds=5), 2, 0, 2 + 4 + 8 + 16 + 32),
+        (debate(max_message_rounds=2, verifier_first=False), {"prover0": 2, "prover1": 2}, 4 + 4),
+        (debate(max_message_rounds=2, verifier_first=False), 2, 4 + 8),
+        (nip(max_message_rounds=5), 2, 2 + 4 + 8 + 16 + 32),
     ],
 )
-def test_the_most_calls_of_a_play(protocol: Any, widths: Any, retries: int, calls: int) -> None:
-    assert most_calls(protocol, widths, retries) == calls
+def test_the_most_calls_of_a_play(protocol: Any, widths: Any, calls: int) -> None:
+    assert most_calls(protocol, widths) == calls
 
 
 PLAYS: list[tuple[Protocol, object]] = [

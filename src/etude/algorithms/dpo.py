@@ -10,16 +10,7 @@ from pydantic import AliasChoices, Field, FiniteFloat
 
 from etude.algorithms.algorithm import Algorithm, OfGradient
 from etude.algorithms.collecting import Need
-from etude.algorithms.episodes import (
-    Choice,
-    Group,
-    Tally,
-    UnitGroup,
-    by_agent,
-    find_choices,
-    is_play,
-    pair_answers,
-)
+from etude.algorithms.episodes import Choice, Group, Tally, UnitGroup, by_agent, find_choices, is_play
 from etude.algorithms.samples import make_pair, same_prompt
 from etude.config.builder import Builder
 from etude.config.references import ReferenceTo
@@ -64,9 +55,9 @@ class Preferences(Algorithm, name=""):
     """Choose the reference: the policy that sampled the pairs, or the base model."""
 
     def choices(self, group: Group, tally: Tally) -> Iterator[Choice]:
-        """Yield the prompts of episodes with several answers to compare, without masked answers."""
+        """Yield the prompts of episodes with several answers to compare."""
         for scored in group:
-            found = list(find_choices(scored, complete=self.cut_off == "mask"))
+            found = list(find_choices(scored))
             tally.leave_out(NO_CHOICE, int(not found))
             yield from found
 
@@ -136,18 +127,16 @@ class Dpo(Preferences, name="dpo"):
         """Return the pairs of a group, largest reward difference first; pairs of answers by turn."""
         if self.compare == "turns":
             pairs: list[Pair] = []
-            for choice in self.choices(group, tally):
-                answers = self._rank_pairs(choice.samples, lambda sample: sample.reward, tally)
-                pairs += self._limit_pairs([pair_answers(*both) for both in answers], tally)
+            for samples, _ in self.choices(group, tally):
+                answers = self._rank_pairs(samples, lambda sample: sample.reward, tally)
+                pairs += self._limit_pairs([make_pair(*both) for both in answers], tally)
             return pairs
         found: list[Pair | None] = []
         for better, worse in self._rank_pairs(group, lambda scored: scored.reward, tally):
             # A pair for each branch that both episodes have and that began with the same prompt.
             for chosen, rejected in zip(better.samples(), worse.samples(), strict=False):
                 if same_prompt(chosen, rejected):
-                    episodes = {"chosen_episode": chosen.episode, "rejected_episode": rejected.episode}
-                    rewards = {"chosen_reward": chosen.reward, "rejected_reward": rejected.reward}
-                    found.append(make_pair(chosen, rejected, branch=chosen.branch, **episodes, **rewards))
+                    found.append(make_pair(chosen, rejected))
                 else:
                     tally.left_out[OTHER_PROMPT] += 1
         return self._limit_pairs(found, tally)
@@ -218,13 +207,13 @@ class Malt(Preferences, name="malt"):
     def samples(self, group: Group, tally: Tally) -> Sequence[Pair]:
         """Return the pairs of one agent in the plays of a group: the clearest of each prompt."""
         pairs: list[Pair] = []
-        for choice in self.choices(group, tally):
-            answers = sorted(choice.samples, key=lambda sample: -sample.reward)
-            ranked = [pair for pair in combinations(answers, 2) if self._differ(*pair, choice.bounds)]
+        for samples, bounds in self.choices(group, tally):
+            answers = sorted(samples, key=lambda sample: -sample.reward)
+            ranked = [pair for pair in combinations(answers, 2) if self._differ(*pair, bounds)]
             if not ranked:
                 tally.left_out[NO_PAIR] += 1
             for better, worse in sorted(ranked, key=lambda pair: pair[1].reward - pair[0].reward):
-                if (pair := pair_answers(better, worse)) is not None:
+                if (pair := make_pair(better, worse)) is not None:
                     pairs.append(pair)
                     break
                 tally.left_out[SAME_ANSWER] += 1

@@ -7,14 +7,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeAlias
 
 from etude.algorithms.samples import (
     CUT_OFF,
     count_cut_off,
     discounted_returns,
     find_branches,
-    make_pair,
     make_sample,
     mask_cut_off,
     step_returns,
@@ -235,72 +234,47 @@ def turn_returns(
     return discounted_returns(calls, steps, discount)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """Several answers to one prompt of an episode."""
-
-    samples: list[Sample]
-    """The answers. The reward of each is its worth to the agent that gave it."""
-    bounds: tuple[float, float] | None
-    """The least and most that the agent can earn in the play; None if the protocol does not say."""
+Choice: TypeAlias = tuple[list[Sample], tuple[float, float] | None]
+"""Several answers to one prompt of an episode, each with its worth to its agent as the reward; and the least
+and most that the agent can earn in the play, if the protocol says so."""
 
 
-def find_choices(scored: ScoredEpisode, *, complete: bool = False) -> Iterator[Choice]:
-    """Yield the prompts of an episode with several answers; `complete` leaves out cut-off answers.
+def find_choices(scored: ScoredEpisode) -> Iterator[Choice]:
+    """Yield the prompts of an episode with several answers.
 
     In a protocol these are the choices of the episode's agent, and an answer's value is its nodes' value.
     Elsewhere they are calls with equal prompts, valued by the step reward after the call. A call without a
     step reward is no answer to compare.
     """
-    for turn, (answers, bounds) in enumerate(_valued_answers(scored)):
-        samples = []
-        for call, value in answers:
-            is_cut = count_cut_off([call])
-            if not (complete and is_cut):
-                reward = value - scored.penalty * is_cut
-                sample = make_sample([call], scored.episode, reward, agent=scored.agent)
-                samples.append(replace(sample, notes={"turn": turn}))
-        if len(samples) > 1:
-            yield Choice(samples, bounds)
-
-
-def _valued_answers(
-    scored: ScoredEpisode,
-) -> Iterator[tuple[list[tuple[Call, float]], tuple[float, float] | None]]:
-    """Yield the answers to each prompt with their values, and the bounds of the values."""
-    calls, prompts = {call.index: call for call in scored.calls}, defaultdict[Any, list[int]](list)
+    values = defaultdict[int, list[float]](list)
+    prompts: list[tuple[Iterable[int], tuple[float, float] | None]] = []
     if is_play(scored.episode):
         tree = read_tree(scored.episode)
         for agent, answers in tree.answers(scored.agent):
-            values = tree.values(agent)
-            means = {
-                call: math.fsum(values[node.id] for node in copies) / len(copies)
-                for call, copies in answers.items()
-            }
-            yield (
-                [(calls[call], mean) for call, mean in means.items() if call in calls],
-                tree.bounds.get(agent),
-            )
-        return
-    rewards = defaultdict[int, list[float]](list)
-    for event in scored.episode.events:
-        before = (call for call in reversed(scored.calls) if call.index <= event.after_call)
-        own = next((call for call in before if event.agent in (None, call.function)), None)
-        if event.kind == "step_reward" and event.value is not None and own is not None:
-            rewards[own.index].append(event.value)
-    for call in (call for call in scored.calls if call.index in rewards):
-        tokens = None if call.completion is None else call.completion.prompt_ids
-        prompt: Any = tuple(map(message_key, call.request.messages)) if tokens is None else tokens
-        prompts[prompt].append(call.index)
-    for group in prompts.values():
-        yield [(calls[index], math.fsum(rewards[index])) for index in group], None
-
-
-def pair_answers(better: Sample, worse: Sample) -> Pair | None:
-    """Return the preference between answers to one prompt, or None without a difference to learn from."""
-    agent = {} if better.agent is None else {"agent": better.agent}
-    values = {"chosen_reward": better.reward, "rejected_reward": worse.reward}
-    return make_pair(better, worse, episode=better.episode, **better.notes, **agent, **values)
+            worth = tree.values(agent)
+            for index, copies in answers.items():
+                values[index] = [math.fsum(worth[node.id] for node in copies) / len(copies)]
+            prompts.append((answers, tree.bounds.get(agent)))
+    else:
+        for event in scored.episode.events:
+            before = (call for call in reversed(scored.calls) if call.index <= event.after_call)
+            own = next((call for call in before if event.agent in (None, call.function)), None)
+            if event.kind == "step_reward" and event.value is not None and own is not None:
+                values[own.index].append(event.value)
+        equal = defaultdict[Any, list[int]](list)
+        for call in (call for call in scored.calls if call.index in values):
+            tokens = None if call.completion is None else call.completion.prompt_ids
+            prompt: Any = tokens or tuple(map(message_key, call.request.messages))
+            equal[prompt].append(call.index)
+        prompts += [(indices, None) for indices in equal.values()]
+    calls = {call.index: call for call in scored.calls}
+    for indices, bounds in prompts:
+        samples = []
+        for call in (calls[index] for index in indices if index in calls):
+            reward = math.fsum(values[call.index]) - scored.penalty * count_cut_off([call])
+            samples.append(make_sample([call], scored.episode, reward, agent=scored.agent))
+        if len(samples) > 1:
+            yield samples, bounds
 
 
 def answers_of_group(group: Group, discount: float, tally: Tally) -> list[Sample]:

@@ -221,7 +221,7 @@ def discounted_returns(
     return returns
 
 
-def make_pair(chosen: Sample, rejected: Sample, **notes: Any) -> Pair | None:
+def make_pair(chosen: Sample, rejected: Sample) -> Pair | None:
     """Return the preference for one sample over another, or None without a difference to learn from.
 
     The responses begin where the tokens diverge. Over several turns a response is the whole rest of the
@@ -230,11 +230,11 @@ def make_pair(chosen: Sample, rejected: Sample, **notes: Any) -> Pair | None:
     """
     if not chosen.ids or not rejected.ids:
         differ = [*map(thinking_key, chosen.messages)] != [*map(thinking_key, rejected.messages)]
-        return Pair(chosen, rejected, notes=notes) if differ else None
+        return Pair(chosen, rejected) if differ else None
     start = shared_length(chosen.ids, rejected.ids)
     if not any(chosen.mask[start:]) or not any(rejected.mask[start:]):
         return None
-    return Pair(chosen, rejected, start, notes)
+    return Pair(chosen, rejected, start)
 
 
 def same_prompt(a: Sample, b: Sample) -> bool:

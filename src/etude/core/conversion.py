@@ -95,6 +95,7 @@ def to_trajectory(unit: TrainingUnit) -> Trajectory:
     else:
         facts |= {"generation": unit.generation, "episode": unit.episode, "branch": unit.branch}
         facts |= {"agent": unit.agent} if unit.agent is not None else {}
+        facts |= unit.notes
         fields = {"episode": _items(unit), "shaped_rewards": unit.returns}
     return Trajectory(
         reward=unit.reward,
@@ -103,7 +104,7 @@ def to_trajectory(unit: TrainingUnit) -> Trajectory:
         agent=first.agent,
         tools=list(first.tools) or None,
         group_rewards=None if unit.group_rewards is None else list(unit.group_rewards),
-        metadata={**facts, **unit.notes},
+        metadata=facts,
         **fields,
     )
 

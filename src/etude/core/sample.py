@@ -181,7 +181,6 @@ class Pair:
     chosen: Sample
     rejected: Sample
     shared: int = 0
-    notes: Mapping[str, Any] = field(default_factory=dict)
     group_rewards: Sequence[float] | None = None
     """Rewards of all episodes of the group, including those that are not trained on."""
 

@@ -160,13 +160,12 @@ def dpo_data(positive: Steps, negative: Steps, model: str) -> list[list[Pair]]:
             )
         for step in (*chosen, *negative[agent]):
             _require_model(agent, [step.recorded], model)
+            if is_play(step.episode):
+                names = {node.agent for node in read_tree(step.episode).nodes if node.call == step.call}
+                if names != {agent}:
+                    raise RequestError(f"a step of '{agent}' is a turn of '{', '.join(names)}'")
         pairs = []
         for index, (good, bad) in enumerate(zip(chosen, negative[agent], strict=True)):
-            for step in (good, bad):
-                if is_play(step.episode):
-                    names = {node.agent for node in read_tree(step.episode).nodes if node.call == step.call}
-                    if names != {agent}:
-                        raise RequestError(f"step {index} of '{agent}' is a turn of '{', '.join(names)}'")
             better = make_sample([good.recorded], good.episode, 1.0, agent=agent)
             worse = make_sample([bad.recorded], bad.episode, 0.0, agent=agent)
             if not same_prompt(better, worse):
@@ -174,10 +173,8 @@ def dpo_data(positive: Steps, negative: Steps, model: str) -> list[list[Pair]]:
                     f"the positive and the negative step {index} of '{agent}' answer different prompts: call "
                     f"{good.call} of {good.episode.id!r} and call {bad.call} of {bad.episode.id!r}"
                 )
-            episodes = {"chosen_episode": good.episode.id, "rejected_episode": bad.episode.id}
-            pair = make_pair(better, worse, agent=agent, **episodes)
-            pairs += [] if pair is None else [pair]
-        groups.append(pairs)
+            pairs.append(make_pair(better, worse))
+        groups.append([*filter(None, pairs)])
     return [group for group in groups if group]
 
 
@@ -190,16 +187,14 @@ def grpo_data(rollouts: Rollouts, rewards: Mapping[str, float] | None, model: st
     groups: dict[tuple[str, str], list[Sample]] = {}
     for agent, episodes in rollouts.items():
         for scored in _parts(agent, episodes, model):
-            if rewards is None and not is_play(scored.episode):
-                raise RequestError(f"episode {scored.episode.id!r} is no play; give its reward in 'rewards'")
-            if rewards is not None and scored.episode.id not in rewards:
-                raise RequestError(f"episode {scored.episode.id!r} has no reward")
-            reward = scored.reward if rewards is None else rewards[scored.episode.id]
+            own = scored.reward if rewards is None and is_play(scored.episode) else None
+            given = own if rewards is None else rewards.get(scored.episode.id)
             try:
-                reward = _FINITE.validate_python(reward)
+                reward = _FINITE.validate_python(given)
             except ValidationError as error:
                 raise RequestError(
-                    f"the reward of episode {scored.episode.id!r} is {reward!r}, and no finite number"
+                    f"the reward of episode {scored.episode.id!r} is {given!r}, and no finite number; give "
+                    "it in `rewards`"
                 ) from error
             group = groups.setdefault((agent, scored.episode.example.id), [])
             group += replace(scored, reward=reward).samples()

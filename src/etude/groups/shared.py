@@ -452,11 +452,7 @@ class SharedModelGroup:
 
 
 def _by_name(group: str, agents: Iterable[GroupAgent]) -> dict[str, GroupAgent]:
-    """Return the agents by name.
-
-    Raises RequestError for no agents, two agents with the same name, an agent of another group, and for
-    settings that differ.
-    """
+    """Return the agents by name. Raises RequestError if they do not fit together."""
     named: dict[str, GroupAgent] = {}
     for agent in agents:
         name, belongs_to = agent.agent_name, agent.shared_model_group or agent.agent_name

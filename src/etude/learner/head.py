@@ -123,10 +123,9 @@ def _tempered_logprobs(head: Head, hidden_ED: Tensor, targets_E: Tensor, shapes_
 
 
 class _Tempered(torch.autograd.Function):
-    """Logprobs of some tokens under softmax(c · hidden · weight).
+    """Logprobs of some tokens under softmax(c · hidden · weight), computed in float32.
 
-    The product's logits are kept, and later overwritten by their gradient. Values computed from them are in
-    float32; on a CPU, a few rows at a time, which stay in the cache.
+    The product's logits are kept, and later overwritten by their gradient.
     """
 
     @staticmethod

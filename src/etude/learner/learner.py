@@ -282,10 +282,7 @@ class Learner:
     def _cut(
         self, units: Sequence[Unit], factors: Sequence[Sequence[float]] | None, shares: Shares
     ) -> Iterable[Pass | None]:
-        """Return this process's part of a step, as token trees if sequences share enough, or else padded.
-
-        `factors` and `shares` belong to the whole step.
-        """
+        """Return this process's part of a step, as token trees or padded; `shares` are of the whole step."""
         rows = trained_units(units, factors)
         tree = PackedStep(rows) if self.options.packing == "tree" else None
         if tree is not None and not (tree.pays and self._takes_trees):

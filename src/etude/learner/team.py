@@ -117,10 +117,8 @@ class ProcessTeam(Team):
 class ShardingTeam(ProcessTeam):
     """Processes that hold shards of the weights, and so make their passes through the model together.
 
-    Each holds a part of every tensor and of its optimiser state. PyTorch's FSDP2 (`fully_shard`) gathers a
-    layer's weights while it computes, and scatters the sums of its gradients. It is called directly, because
-    accelerate's plugin (1.15) knows only GPUs. The plugin also looks for hooks in a model's own `forward`,
-    which token trees bypass.
+    Each holds a part of every tensor and of its optimiser state. PyTorch's FSDP2 (`fully_shard`) is called
+    directly: accelerate's plugin (1.15) knows only GPUs, and needs a model's own `forward`.
     """
 
     shards = True
@@ -194,9 +192,7 @@ def idle(model: Any) -> torch.Tensor:
 
 
 def _run_collective(work: Callable[[], T], *, may_fail: bool = False) -> T:
-    """Run work that needs all processes. Raises PeerLost if it fails. With `may_fail`, errors that do not
-    come from lost peers are raised as they are.
-    """
+    """Run work that needs all processes. Raises PeerLost if it fails, with `may_fail` only for lost peers."""
     try:
         return work()
     except RuntimeError as error:

@@ -110,8 +110,6 @@ class AttentionSpec:
     queries: Queries
     scores: Scores
     """Its window comes from `TreeLayout.binding`."""
-    kept: list[_Attended] | None = None
-    """Holds the first forward pass's result for the second pass of gradient checkpointing."""
 
     def uses_levels(self, x: Tensor, size: int) -> bool:
         """Return whether flash kernels compute it, for heads of this width with the device and precision of
@@ -139,13 +137,7 @@ class _LevelAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         """Return the values, weighted by how much each query attends to their keys."""
-        if spec.kept:
-            out, sums = spec.kept.pop()
-        else:
-            levels, scale = spec.tree.levels, spec.scores.scale
-            out, sums = attend_levels(query, key, value, levels, scale)
-            if spec.kept is not None:
-                spec.kept.append((out.detach(), sums))
+        out, sums = attend_levels(query, key, value, spec.tree.levels, spec.scores.scale)
         ctx.save_for_backward(query, key, value, out, sums)
         ctx.spec = spec
         return out
@@ -167,13 +159,8 @@ class _BlockAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         """Return the values, weighted by how much each query attends to their keys."""
-        if spec.kept:
-            out, sums = spec.kept.pop()
-        else:
-            out, sums = _attend_blocks(_widen(query, key, value), spec)
-            out = out.to(query.dtype)
-            if spec.kept is not None:
-                spec.kept.append((out.detach(), sums))
+        out, sums = _attend_blocks(_widen(query, key, value), spec)
+        out = out.to(query.dtype)
         ctx.save_for_backward(query, key, value, out, sums)
         ctx.spec = spec
         return out

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -100,8 +99,8 @@ def lean_hidden(model: Any, ids_N: Tensor, layout: TreeLayout) -> Tensor:
         queries = layout.last if layer is body.layers[-1] else layout.all
         scores = Scores(layer.self_attn.scaling, window=layout.binding(window))
         spec = AttentionSpec(layout, queries, scores)
-        if is_checkpointed(layer):  # Keep only its input and the attention's result for the gradient.
-            args = layer, x_NE if more_NE is None else x_NE + more_NE, None, turn_N1C, replace(spec, kept=[])
+        if is_checkpointed(layer):  # Keep only its input for the gradient.
+            args = layer, x_NE if more_NE is None else x_NE + more_NE, None, turn_N1C, spec
             x_NE, more_NE = checkpoint(_layer, *args, use_reentrant=False, preserve_rng_state=False)
         else:
             x_NE, more_NE = _layer(layer, x_NE, more_NE, turn_N1C, spec)
@@ -111,10 +110,7 @@ def lean_hidden(model: Any, ids_N: Tensor, layout: TreeLayout) -> Tensor:
 def _layer(
     layer: Any, x_NE: Tensor, more_NE: Tensor | None, turn_N1C: Tensor, spec: AttentionSpec
 ) -> tuple[Tensor, Tensor]:
-    """Return the states [Q, E] after a layer, for its queries, from the states [N, E] before it.
-
-    Both are in two parts, and the second part is still to be added.
-    """
+    """Return the states [Q, E] after a layer from those [N, E] before it, each in two parts to be added."""
     attention, mlp, queries = layer.self_attn, layer.mlp, spec.queries
     x_NE, normed_NE = _add_and_norm(layer.input_layernorm, x_NE, more_NE)
     key = _rotate(_heads(attention, "k", normed_NE), turn_N1C)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -50,14 +49,14 @@ def number_of_answers(widths: Widths, agent: str, number: int) -> int:
     return width[min(number, len(width) - 1)] if isinstance(width, Sequence) else width
 
 
-def most_calls(protocol: Protocol, widths: Widths, retries: int = 0) -> int:
+def most_calls(protocol: Protocol, widths: Widths) -> int:
     """Return the maximum number of model calls of a play, when nobody decides early."""
     most = 0
     for schedule in protocol.schedules:
         calls, plays = 0, 1
         for number, turns in enumerate(schedule):
             answers = [number_of_answers(widths, turn.agent, number) for turn in turns]
-            calls += plays * sum(answers) * (1 + retries)
+            calls += plays * sum(answers)
             plays *= math.prod(answers)
         most = max(most, calls)
     return most
@@ -82,11 +81,8 @@ class FinalAnswer:
     rejected: tuple[Rejected, ...] = ()
 
 
-class AnswerSource(typing.Protocol):
-    """A source of answers for the turns of a play: the agents' models, or a script."""
-
-    async def ask(self, questions: Sequence[Question]) -> list[FinalAnswer]:
-        """Return the answers to the questions of a round, in their order."""
+Ask: TypeAlias = Callable[[Sequence[Question]], Awaitable[list[FinalAnswer]]]
+"""Gives the answers to the questions of a round, in their order: by the agents' models, or by a script."""
 
 
 @dataclass
@@ -99,7 +95,7 @@ class Play:
     protocol: Protocol
     scenario: Scenario
     example: Example
-    answers: AnswerSource
+    ask: Ask
     key: int
     """The seed for the play's draws: the schedule, the stance and the order of channels."""
     widths: Widths = 1
@@ -119,7 +115,7 @@ class Play:
         """Play to the end. All branches play each round together.
 
         So the order of the questions does not depend on which model answers first, and a resumed play asks
-        the same questions. Passes on errors of `answers`. Raises EpisodeError for a payoff that is invalid
+        the same questions. Passes on errors of `ask`. Raises EpisodeError for a payoff that is invalid
         or out of bounds.
         """
         protocol = self.protocol
@@ -133,7 +129,7 @@ class Play:
                     questions += [question] * number_of_answers(self.widths, turn.agent, number)
             if not questions:
                 break
-            answers = iter(await self.answers.ask(questions))
+            answers = iter(await self.ask(questions))
             grown: list[tuple[Node, ...]] = []
             for path in paths:
                 branches = [path]

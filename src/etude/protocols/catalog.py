@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from etude.core.data_model import first_fault
 from etude.core.errors import RequestError, alternatives
-from etude.protocols.protocol import Outcome, Protocol, Role, Round, Scale, Stance, Turn, find_scale
+from etude.protocols.protocol import SCALES, Outcome, Protocol, Role, Round, Scale, Stance, Turn
 from etude.protocols.tree import ACCEPT, REJECT, VERDICTS, sign
 
 VERIFIER = "verifier"
@@ -242,12 +242,10 @@ def _proof(
     """Build the protocol that `make` names, of one verifier and provers, each with its channel and stance.
 
     Provers read the channel that they write on, or all channels if they are `public`. The verifier writes on
-    all channels, under one header each if there are several. It may decide from round `min_rounds` on,
-    counted from 1, and must in the last. `given` are the terms. Raises RequestError for rounds and terms that
-    do not fit.
+    all channels. Raises RequestError for rounds and terms that do not fit.
     """
     name, terms = make.__name__, _to_terms(make, given, has_provers=bool(provers))
-    scale = find_scale(terms.verifier_decision_spectrum)
+    scale = SCALES[terms.verifier_decision_spectrum]
     channels = tuple(dict.fromkeys(channel for channel, _ in provers.values()))
     headers = tuple(f"Question for {_LABELS[prover]}:" for prover in provers) if len(channels) > 1 else ()
 
@@ -289,18 +287,19 @@ def _proof(
 
 
 def _to_terms(make: Callable[..., Protocol], given: Mapping[str, Any], *, has_provers: bool) -> Terms:
-    name, known = (
-        make.__name__,
-        [key for key in Terms.model_fields if has_provers or key not in _PROVER_TERMS],
-    )
+    name = make.__name__
+    known = [key for key in Terms.model_fields if has_provers or key not in _PROVER_TERMS]
     for key in given:
         if key not in known:
             known += [*inspect.signature(make).parameters][:-1]
             raise RequestError(f"{name} has no parameter '{key}'" + alternatives(key, known))
     try:
-        return Terms(**given)
+        terms = Terms(**given)
     except ValidationError as error:
         raise RequestError(f"{name}: {first_fault(error)}") from error
+    if (scale := terms.verifier_decision_spectrum) not in SCALES:
+        raise RequestError(f"there is no decision scale '{scale}'" + alternatives(scale, SCALES))
+    return terms
 
 
 def _bounds(payoff: ProofPayoff, scale: Scale, passing: int) -> dict[str, tuple[float, float]]:
@@ -323,10 +322,7 @@ def _bounds(payoff: ProofPayoff, scale: Scale, passing: int) -> dict[str, tuple[
 
 
 def _round_count(name: str, max_rounds: int | None, min_rounds: int, cycle: Cycle) -> int:
-    """Return the number of rounds.
-
-    Raises RequestError if the last round is not the verifier's, or if `min_rounds` is out of range.
-    """
+    """Return the number of rounds. Raises RequestError if the last round is not the verifier's."""
     least = max(1, _LEAST_ROUNDS if max_rounds is None else max_rounds)
     count = next(each for each in itertools.count(least) if cycle[(each - 1) % len(cycle)] == (VERIFIER,))
     if max_rounds not in (None, count):

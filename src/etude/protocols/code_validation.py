@@ -7,7 +7,6 @@ turns, so that its prompts extend each other.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from string import Template
 from types import MappingProxyType
@@ -158,16 +157,6 @@ class CodeValidation(Scenario):
         raise RequestError(
             f"example '{example.id}': expected is {expected!r}; it must be 1 (right) or 0 (wrong)"
         )
-
-    def stance(self, example: Example) -> Verdict:
-        """Return the provers' side if the protocol leaves it to the example: the parity of a hash."""
-        solution = str(example.inputs.get("solution", ""))
-        return ACCEPT if hashlib.sha256(solution.encode()).digest()[-1] % 2 else REJECT
-
-    def check_protocol(self, protocol: Protocol) -> None:
-        """Raise RequestError for an agent without a prompt."""
-        for agent in protocol.agents:
-            self._template(protocol, agent)
 
     def _template(self, protocol: Protocol, agent: str) -> Template:
         kind = protocol.agents[agent].kind

@@ -96,13 +96,6 @@ SCALES: Mapping[str, Scale] = MappingProxyType(
 )
 
 
-def find_scale(name: str) -> Scale:
-    """Return the scale with this name. Raises RequestError for an unknown name, with the nearest one."""
-    if name not in SCALES:
-        raise RequestError(f"there is no decision scale '{name}'" + alternatives(name, SCALES))
-    return SCALES[name]
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of a round: everything that payoffs may depend on."""

@@ -200,11 +200,7 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def _run_process(given: bytes, limits: Limits, cancelled: threading.Event) -> _Exit:
-    """Start the inside of the sandbox, and wait until it ends or is killed.
-
-    Takes at most `limits.wall_seconds` and a little to clean up. Raises EtudeError if no process can be
-    started.
-    """
+    """Start the inside of the sandbox, and wait until it ends, or for `limits.wall_seconds`."""
     with (
         tempfile.NamedTemporaryFile(prefix="etude-sandbox-") as file,
         tempfile.TemporaryFile() as output,

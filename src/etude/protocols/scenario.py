@@ -196,13 +196,9 @@ def _texts(turn: Turn) -> str:
 class Scenario(typing.Protocol):
     """The prompts, answer format and right verdicts of a task. All methods are pure functions.
 
-    Subclass it to inherit `parse` and `stance`, or write a class with these four methods. Two more methods
-    are optional:
-
-    - `write_decision(verdict, turn)` returns an answer that `parse` reads as the verdict, to replace guesses.
-      Define it if `parse` accepts neither the scale's strongest word nor `Decision:` with that word.
-    - `check_protocol(protocol)` raises RequestError for a protocol that the scenario cannot play. It is
-      called before the first play.
+    Subclass it to inherit `parse` and `stance`, or write a class with these four methods. One more method is
+    optional: `write_decision(verdict, turn)` returns an answer that `parse` reads as the verdict, to replace
+    guesses. Define it if `parse` accepts neither the scale's strongest word nor `Decision:` with that word.
     """
 
     def render(self, example: Example, log: Log, agent: str, turn: Turn) -> list[Message]:

@@ -50,8 +50,8 @@ class ProtocolWorkflow:
 
     protocol: Protocol
     scenario: Scenario
-    policies: Mapping[str, str | None] | str | None = None
-    """The entry of `llms` that each agent samples from: by agent, or one for all. None: the default model."""
+    policies: Mapping[str, str | None] | None = None
+    """The entry of `llms` that each agent samples from. None: all sample from the default model."""
     widths: Widths = 1
     """The number of answers sampled for each turn."""
     retries: int = RETRIES
@@ -62,17 +62,15 @@ class ProtocolWorkflow:
     def __post_init__(self) -> None:
         agents = self.protocol.agents
         check_widths(self.widths, agents)
-        for agent in self.policies if isinstance(self.policies, Mapping) else ():
+        for agent in self.policies or ():
             if agent not in agents:
                 where = f"policies: protocol '{self.protocol.name}' has no agent '{agent}'"
                 raise RequestError(where + alternatives(agent, agents))
-        missing = [agent for agent in agents if self.models.get(agent, "") is None]
-        if missing and isinstance(self.policies, Mapping):
+        missing = [agent for agent, model in self.models.items() if model is None]
+        if missing and self.policies is not None:
             raise RequestError(f"policies: the agent '{missing[0]}' has no model; name an entry of `llms`")
         if self.retries < 0:
             raise RequestError(f"retries must be at least 0, found {self.retries}")
-        if hasattr(self.scenario, "check_protocol"):
-            self.scenario.check_protocol(self.protocol)
 
     async def __call__(self, example: Example, episode: Episode) -> Any:
         """Play once. Raises as `Play` does, and RequestError if `episode.widths` names unknown agents."""
@@ -81,7 +79,7 @@ class ProtocolWorkflow:
         # All episodes of an example play the same schedule, so that they can be compared.
         group = episode.id.removesuffix(f"/{episode.generation}")
         key = fold(self.seed, group, "play")
-        play = Play(self.protocol, self.scenario, example, _Asker(self, episode), key, widths)
+        play = Play(self.protocol, self.scenario, example, _Asker(self, episode).ask, key, widths)
         return (await play.grow()).to_json()
 
     def __repr__(self) -> str:
@@ -90,10 +88,7 @@ class ProtocolWorkflow:
     @property
     def models(self) -> dict[str, str | None]:
         """The entry of `llms` that each agent samples from; None for the default model."""
-        policies = self.policies
-        if isinstance(policies, Mapping):
-            return {agent: policies.get(agent) for agent in self.protocol.agents}
-        return dict.fromkeys(self.protocol.agents, policies)
+        return {agent: (self.policies or {}).get(agent) for agent in self.protocol.agents}
 
 
 async def play(
@@ -280,7 +275,7 @@ async def protocol_workflow(config: ProtocolWorkflowConfig, builder: Builder) ->
     workflow = ProtocolWorkflow(
         protocol,
         scenario,
-        models | config.policies if config.policies else config.policy,
+        models | config.policies if config.policies or config.policy else None,
         config.widths,
         retries=config.retries,
         seed=builder.config.finetuning.seed,
