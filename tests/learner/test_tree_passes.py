@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -104,22 +102,6 @@ def test_how_a_tree_is_cut_changes_nothing(name):
     for token_budget in (1, 30, 60):
         cut = get_gradient(policy(), batch, objective, packing="tree", token_budget=token_budget)
         assert_same(cut, padded)
-
-
-def test_long_prompts_are_looked_back_at_over_many_tiles():
-    prompt = tuple(10 + at % 200 for at in range(300))
-    sequences = [
-        replace(
-            one,
-            ids=prompt + one.ids,
-            mask=(False,) * 300 + one.mask,
-            advantages=(0.0,) * 300 + one.advantages,
-            logprobs=(0.0,) * 300 + one.logprobs,
-            turns=(),
-        )
-        for one in forest(1, 8)
-    ]
-    assert_same(*both(policy(), to_batch(sequences), Grpo()))
 
 
 @pytest.mark.parametrize("name", one_quick("gemma2", "llama", "mistral"))

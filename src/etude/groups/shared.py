@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -55,7 +54,6 @@ JobResult: TypeAlias = TrainingJobRef | Skipped
 
 ClientType: TypeAlias = Literal["openai", "lm_server", "adapter", "none"]
 
-_LOG = logging.getLogger("etude.groups")
 _POLL = 0.5
 _RETRY = "-retry-"
 
@@ -344,25 +342,22 @@ class SharedModelGroup:
     async def wait_for_ready(self, timeout: float = 300.0) -> None:  # noqa: ASYNC109  # the reference's name
         """Wait until the backend is healthy, then apply the given state, or the journal's.
 
-        Logs a warning while it waits. Raises TimeoutError after `timeout` seconds, and ServerVersionError for
-        a language-model server of another major version.
+        Raises TimeoutError after `timeout` seconds, and ServerVersionError for a language-model server of
+        another major version.
         """
-        adapter, who = self.jobs.adapter, f"group '{self.group_name}'"
+        adapter = self.jobs.adapter
         if isinstance(adapter, LmServerAdapter):
             await adapter.server.wait_for_ready(timeout)
-        why = f"the training backend '{adapter.adapter_config.type_name}' is not healthy"
-        is_told = False
         try:
             async with asyncio.timeout(timeout):
-                # A server in another process sends no event when it becomes healthy.
-                while not await adapter.is_healthy():
-                    if not is_told:
-                        why += f": {reason}" if (reason := adapter.unhealthy_because) else ""
-                        _LOG.warning("%s waits up to %g s: %s", who, timeout, why)
-                    is_told = True
+                while not await adapter.is_healthy():  # noqa: ASYNC110  a server elsewhere sends no event
                     await asyncio.sleep(_POLL)
         except TimeoutError as error:
-            raise TimeoutError(f"{who} is not ready after {timeout:g} s: {why}") from error
+            why = f"its backend '{adapter.adapter_config.type_name}' is not healthy"
+            why += f": {adapter.unhealthy_because}" if adapter.unhealthy_because else ""
+            raise TimeoutError(
+                f"group '{self.group_name}' is not ready after {timeout:g} s: {why}"
+            ) from error
         await self._take_up()
 
     async def _take_up(self) -> None:
