@@ -35,6 +35,8 @@ _LOG = logging.getLogger("etude.vllm")
 _CONTROL = RetryPolicy(retries=2, deadline=60.0)
 """Retries of control requests, such as loading LoRA weights."""
 
+_NOTICE_SECONDS = 3.0
+"""Seconds within which a process that does not answer is found to have ended."""
 _GRACE_SECONDS = 20.0
 """Seconds for vLLM to shut down after SIGTERM."""
 
@@ -241,9 +243,16 @@ class VllmProcess:
         Raises EngineError if vLLM refuses them.
         """
         self._loras[name] = folder
-        if self.state != "running" or self._child is None:
+        child = self._child
+        if self.state != "running" or child is None:
             return False
-        await self._load(self._child, name, folder)
+        try:
+            await self._load(child, name, folder)
+        except EngineError:
+            # That it has just gone may not have been noticed yet.
+            if await _describe_end(child, _NOTICE_SECONDS) is None:
+                raise
+            return False
         return True
 
     async def _load(self, child: Child, name: str, folder: Path) -> None:
