@@ -59,23 +59,30 @@ class HttpClient:
 
     @asynccontextmanager
     async def asked(
-        self, method: str, url: str, content: bytes | None = None, headers: Mapping[str, str] | None = None
+        self, url: str, content: bytes, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[tuple[aiohttp.ClientResponse, AsyncIterator[bytes]]]:
-        """Send a request with additional `headers`; yield the head of its answer, and the body in pieces.
+        """POST a request with additional `headers`; yield the head of its answer, and the body in pieces.
 
         The body is decompressed. There is no limit on the total time: the caller sets one. Raises
         httpx.RequestError if there is no answer, or it is too large. Cancelling closes the connection.
         """
-        own = {**self._headers, **headers} if headers else self._headers
-        asked = partial(httpx.Request, method, url)
+        asked = partial(httpx.Request, "POST", url)
         with _as_httpx(asked):
-            try:
-                response = await self._send(method, url, content, own)
-            except aiohttp.ClientOSError as error:
-                # The server closed an idle connection before the request was written.
-                if not isinstance(error.__cause__, aiohttp.ClientConnectionResetError):
-                    raise
-                response = await self._send(method, url, content, own)
+            address, proxy = self._route(url)
+            tls = self._certificates() if address.scheme == "https" else True
+            if self._session is None:
+                seconds = aiohttp.ClientTimeout(
+                    total=None, sock_connect=_CONNECT_SECONDS, sock_read=self._read_seconds
+                )
+                self._session = aiohttp.ClientSession(
+                    headers=self._headers,
+                    connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
+                    timeout=seconds,
+                    cookie_jar=aiohttp.DummyCookieJar(),
+                )
+            response = await self._session.post(
+                address, data=content, headers=headers, proxy=proxy, ssl=tls, allow_redirects=False
+            )
         pieces = limit_stream(_read_pieces(response, asked), response.headers, asked, self._megabytes)
         try:
             yield response, pieces
@@ -89,7 +96,7 @@ class HttpClient:
         """
         try:
             # The timeout also ends calls whose endpoint trickles bytes.
-            asked = self.asked("POST", url, content, headers)
+            asked = self.asked(url, content, headers)
             async with asyncio.timeout(seconds), asked as (response, pieces):
                 body = b"".join([piece async for piece in pieces])
         except TimeoutError:
@@ -104,24 +111,6 @@ class HttpClient:
         if response.status == 200:
             return body
         raise to_failure(response.status, response.headers, body)
-
-    async def _send(
-        self, method: str, url: str, content: bytes | None, headers: Mapping[str, str]
-    ) -> aiohttp.ClientResponse:
-        address, proxy = self._route(url)
-        tls = self._certificates() if address.scheme == "https" else True
-        if self._session is None:
-            seconds = aiohttp.ClientTimeout(
-                total=None, sock_connect=_CONNECT_SECONDS, sock_read=self._read_seconds
-            )
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEPALIVE_SECONDS),
-                timeout=seconds,
-                cookie_jar=aiohttp.DummyCookieJar(),
-            )
-        return await self._session.request(
-            method, address, data=content, headers=headers, proxy=proxy, ssl=tls, allow_redirects=False
-        )
 
 
 def _route(url: str) -> tuple[URL, str | None]:

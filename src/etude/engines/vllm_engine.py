@@ -274,7 +274,7 @@ class VllmEngine:
         """Yield the only choice, in pieces if it is streamed. Raises EngineError for any failure."""
         url, content = f"{base_url}/v1/completions", to_json(body)
         try:
-            async with self._client.asked("POST", url, content) as (response, pieces):
+            async with self._client.asked(url, content) as (response, pieces):
                 if response.status != httpx.codes.OK or not body["stream"]:
                     whole = b"".join([piece async for piece in pieces])
                     if response.status != httpx.codes.OK:

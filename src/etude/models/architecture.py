@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from inspect import signature
 from typing import Any
 
@@ -145,7 +144,7 @@ def logit_error(logits: torch.Tensor, plain: torch.Tensor, dtype: torch.dtype) -
 def with_lora(model: Any, config: Any) -> Any:
     """Add LoRA weights to linear layers of a model, as peft's `LoraConfig` says.
 
-    Raises RequestError if a name fits no layer that can have LoRA weights, or if layers share their weight.
+    Raises RequestError if a name fits no layer that can have LoRA weights.
     """
     from peft import get_peft_model
 
@@ -162,7 +161,7 @@ def with_lora(model: Any, config: Any) -> Any:
         if not any(path == name or path.endswith(f".{name}") for path in able):
             known = ", ".join(sorted({path.rpartition(".")[2] for path in able}))
             why = f"none can be put on '{name}'; 'target_modules' can name {known}"
-    if why := why or _why_shared(model):
+    if why:
         raise RequestError(f"LoRA weights do not fit this model: {why}")
     return model
 
@@ -189,16 +188,3 @@ def _lora_layers(model: Any) -> set[str]:
         if isinstance(module, nn.Linear | Conv1D) and id(module) in within and name not in uncalled
         if "Router" not in type(module).__name__
     }
-
-
-def _why_shared(model: Any) -> str | None:
-    """Return why a model's LoRA weights cannot be merged, because layers share a weight; None if they can."""
-    paths = defaultdict(list)
-    for path, layer in without_lora(model).named_modules(remove_duplicate=False):
-        for weight in layer.parameters(recurse=False):
-            paths[id(weight)].append(path)
-    for shared in paths.values():
-        if len(shared) > 1 and any(path.endswith(".base_layer") for path in shared):
-            layers = " and ".join(path.removesuffix(".base_layer") for path in shared)
-            return f"{layers} have one weight; leave them out of 'target_modules'"
-    return None
