@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -217,12 +216,10 @@ def test_exported_weights_are_those_that_were_trained(
     assert (logprobs(whole) - wanted).abs().max() < 3e-4
 
 
-async def greedy(policy: Policy) -> list[Completion]:
+async def sampled(policy: Policy, requests: Sequence[ChatRequest]) -> list[tuple[ChatRequest, Completion]]:
     engine = EmbeddedEngine(policy)
-    sampling = Sampling(temperature=0.0, max_tokens=8)
     try:
-        requests = (ChatRequest((user(text),), sampling=sampling) for text in QUESTIONS)
-        return await asyncio.gather(*map(engine.complete, requests))
+        return [*zip(requests, await asyncio.gather(*map(engine.complete, requests)), strict=True)]
     finally:
         await engine.close()
 
@@ -235,8 +232,11 @@ async def test_a_trained_model_as_gguf_gives_the_same_answers(trained: Policy, t
     words = [real_converter() / "convert_hf_to_gguf.py", tmp_path / "model", "--outtype", "f32"]
     file = tmp_path / "run.gguf"
     await asyncio.to_thread(subprocess.run, [sys.executable, *words, "--outfile", file], check=True)
-    wanted, found = await greedy(trained), await greedy(Policy.load(file, device="cpu", dtype="float32"))
-    for own, other in zip(wanted, found, strict=True):
+    greedy = Sampling(temperature=0.0, max_tokens=8)
+    requests = [ChatRequest((user(text),), sampling=greedy) for text in QUESTIONS]
+    packed = Policy.load(file, device="cpu", dtype="float32")
+    wanted, found = await sampled(trained, requests), await sampled(packed, requests)
+    for (_, own), (_, other) in zip(wanted, found, strict=True):
         assert other.message == own.message
         assert (other.prompt_ids, other.completion_ids) == (own.prompt_ids, own.completion_ids)
         assert other.logprobs == pytest.approx(own.logprobs, abs=1e-4)
@@ -260,23 +260,9 @@ ASKED_OF_IT = (
 )
 
 
-@asynccontextmanager
-async def open_engine(policy: Policy) -> Any:
-    engine = EmbeddedEngine(policy)
-    try:
-        yield engine
-    finally:
-        await engine.close()
-
-
 def asked(text: str, key: int) -> ChatRequest:
     sampling = Sampling(temperature=1.0 if key % 2 else 0.7, max_tokens=12)
     return ChatRequest((user(text),), sampling=sampling, key=key)
-
-
-async def sampled(policy: Policy, requests: Sequence[ChatRequest]) -> list[tuple[ChatRequest, Completion]]:
-    async with open_engine(policy) as engine:
-        return [*zip(requests, await asyncio.gather(*map(engine.complete, requests)), strict=True)]
 
 
 def plain_logprobs(model: Any, answers: Sequence[tuple[ChatRequest, Completion]]) -> list[float]:
@@ -291,8 +277,9 @@ def plain_logprobs(model: Any, answers: Sequence[tuple[ChatRequest, Completion]]
     return found
 
 
-def engines_logprobs(answers: Sequence[tuple[ChatRequest, Completion]]) -> list[float]:
-    return [value for _, completion in answers for value in completion.logprobs]
+def distance(one: Sequence[float], other: Sequence[float]) -> float:
+    """The mean difference."""
+    return fmean(abs(a - b) for a, b in zip(one, other, strict=True))
 
 
 async def test_in_float32_logprobs_are_those_of_a_forward_pass(exact):
@@ -302,7 +289,8 @@ async def test_in_float32_logprobs_are_those_of_a_forward_pass(exact):
     for _, found in answers:
         assert exact.stop_ids.isdisjoint(found.completion_ids) == (found.finish_reason == "length")
     plain = AutoModelForCausalLM.from_pretrained(real_model(), dtype=torch.float32)
-    assert engines_logprobs(answers) == pytest.approx(plain_logprobs(plain, answers), abs=2e-4)
+    own = [value for _, found in answers for value in found.logprobs]
+    assert own == pytest.approx(plain_logprobs(plain, answers), abs=2e-4)
 
 
 @pytest.mark.skipif(not HAS_BFLOAT16, reason="this CPU does not multiply bfloat16")
@@ -310,9 +298,6 @@ async def test_in_bfloat16_they_are_as_near_to_float32s_as_those_of_a_forward_pa
     """On average of 84 tokens they were 0.033 nats off, and transformers' own 0.052."""
     answers = await sampled(rounded, [asked(text, key) for text in ASKED_OF_IT for key in (1, 2)])
     truth = plain_logprobs(exact.model, answers)
-    theirs = mean_distance(plain_logprobs(rounded.model, answers), truth)
-    assert 0 < mean_distance(engines_logprobs(answers), truth) < min(1.5 * theirs, 0.1)
-
-
-def mean_distance(found: Sequence[float], wanted: Sequence[float]) -> float:
-    return fmean(abs(one - other) for one, other in zip(found, wanted, strict=True))
+    own = [value for _, found in answers for value in found.logprobs]
+    theirs = distance(plain_logprobs(rounded.model, answers), truth)
+    assert 0 < distance(own, truth) < min(1.5 * theirs, 0.1)
