@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 55_411,
+    "lines of source": 55_386,
     "modules": 257,
-    "lines of tests": 45_501,
+    "lines of tests": 45_488,
     "benchmark files": 12,
     "config keys": 306,
 }

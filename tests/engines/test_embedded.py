@@ -223,7 +223,8 @@ async def test_a_cancelled_request_frees_its_place():
     of = fresh_policy()
     forward = Forward(of)
     forward.gate.clear()
-    async with open_engine(of, max_batch=1) as engine:
+    async with open_engine(of) as engine:
+        engine._decoder.most_rows = 1
         endless = asyncio.create_task(engine.complete(asked(max_tokens=400)))
         waiting = asyncio.create_task(engine.complete(asked(key=2)))
         patient = asyncio.create_task(engine.complete(asked(key=3)))
@@ -260,7 +261,8 @@ async def test_closing_fails_what_is_in_flight_and_what_comes_later():
     of = fresh_policy()
     forward = Forward(of)
     forward.gate.clear()
-    engine = EmbeddedEngine(of, max_batch=1)
+    engine = EmbeddedEngine(of)
+    engine._decoder.most_rows = 1
     tasks = [asyncio.create_task(engine.complete(asked(key=key, max_tokens=400))) for key in range(2)]
     await forward.reached()
     closing = asyncio.create_task(engine.close())

@@ -81,18 +81,9 @@ class EmbeddedEngine(Engine, TokenEngine):
     the last bit.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        *,
-        max_batch: int | None = None,
-        max_tokens: int = 512,
-        deterministic: bool = False,
-    ) -> None:
-        """`max_batch` requests are sampled at once, or as many as there is memory for; others wait.
-        `max_tokens` is for requests without any."""
+    def __init__(self, policy: Policy, *, max_tokens: int = 512, deterministic: bool = False) -> None:
+        """`max_tokens` is for requests without any."""
         self.policy = policy
-        self._max_batch = max_batch
         self._max_tokens = max_tokens
         self._deterministic = deterministic
         self._decoder: Decoder | None = self._make_decoder()
@@ -193,7 +184,7 @@ class EmbeddedEngine(Engine, TokenEngine):
                 if self._rests:
                     self._decoder, self._rests = None, False
                 self._wake.wait()
-            most = self._max_batch or (self._decoder.most_rows if self._decoder else MOST_ROWS)
+            most = self._decoder.most_rows if self._decoder else MOST_ROWS
             while self._incoming and len(active) < most:
                 active.append(self._incoming.popleft())
             return not self._closed
