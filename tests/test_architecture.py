@@ -58,7 +58,7 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 55_386,
+    "lines of source": 55_384,
     "modules": 257,
     "lines of tests": 45_488,
     "benchmark files": 12,

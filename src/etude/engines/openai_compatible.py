@@ -37,14 +37,13 @@ from etude.wire.dialect import require_asked
 from etude.wire.retries import USUAL, Refusal, Retryable, note_charged, with_retries
 
 T = TypeVar("T")
-ProviderName = Literal["openai", "openrouter", "vllm", "etude", "other"]
 
 
 @dataclass(frozen=True, slots=True)
 class Provider:
     """An endpoint's abilities, and the form of request that it expects."""
 
-    name: ProviderName
+    name: str
     hosts: tuple[str, ...] = ()
     """Host names that identify it."""
     token_ids: bool = False

@@ -18,7 +18,6 @@ from etude.store.run_folder import BASE_STEPS
 PACKAGED = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """The model in new projects. A Python package ships it too, for machines that cannot reach the hub."""
 
-_TO_MAKE = "make it with: python -m etude.models.packaged (in a checkout: make real-model)"
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _CONFIG, _LORA_CONFIG = "config.json", "adapter_config.json"
 
@@ -48,10 +47,10 @@ def locate(source: str | Path) -> str:
     if cached is None and name == PACKAGED and packaged_folder().is_dir():
         return str(packaged_folder())
     if cached is None:
-        made = f"; {_TO_MAKE}" if name == PACKAGED else ""
+        made = "; make it with: python -m etude.models.packaged (in a checkout: make real-model)"
         raise RequestError(
             f"there is no folder '{name}' and no such model in the cache of the Hugging Face hub, "
-            f"and the hub cannot be reached: {why}{made}"
+            f"and the hub cannot be reached: {why}{made if name == PACKAGED else ''}"
         )
     return str(cached)
 
