@@ -20,10 +20,9 @@ from etude.engines.ledger import Ledger, within_budget
 from etude.engines.local import LocalLlmConfig
 from etude.engines.meter import MeteredEngine
 from etude.models.source import keep_base
-from etude.processes.counts import ProgressSums
 from etude.processes.pool import Cluster, open_runner
 from etude.processes.shipping import build_collector, build_evaluators, target_model
-from etude.processes.status import Parts, Watchdog, publish_status
+from etude.processes.status import Parts, ProgressSums, Watchdog, publish_status
 from etude.rollout.evaluation import Evaluation, EvaluationRun
 from etude.store.backup import back_up
 from etude.store.episodes import encode_example, example_digest, stored_episodes

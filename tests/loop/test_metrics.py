@@ -18,7 +18,7 @@ from etude.loop.metrics import (
     validation_metrics,
 )
 from etude.loop.recording_wrappers import SharedProgress
-from etude.processes.counts import ProgressSums
+from etude.processes.status import ProgressSums
 from etude.store.figures import summarize
 from tests.show.histories import history
 

@@ -190,7 +190,7 @@ def test_displays_show_what_is_spent_of_what():
         clock.advance(11)
         progress.episode_finished(episode())
     assert stream.getvalue().splitlines()[-1].endswith("tokens/s, usd 1.25 of 20, tokens 80 of 1,000,000")
-    progress.spent({"usd": 0.0, "tokens": 900, "limits": {}})
-    assert progress.spending == ""
-    progress.spent({"usd": 0.5, "tokens": 900, "limits": {}})
-    assert progress.spending == "$0.50"
+    for usd, shown in ((0.0, "elapsed"), (0.5, "elapsed, $0.50")):
+        progress.spent({"usd": usd, "tokens": 900, "limits": {}})
+        progress.trained(1, {"avg_reward": 0.5})
+        assert stream.getvalue().rstrip().endswith(shown)

@@ -14,7 +14,8 @@ from etude.core.evaluation import EvalOutputItem
 from etude.core.history import Score, ValidationEntry
 from etude.core.interfaces import Progress
 from etude.core.stats import Distribution, shown_seconds
-from etude.processes.counts import ProgressSums
+from etude.engines.ledger import format_usd
+from etude.processes.status import ProgressSums
 from etude.store.figures import failed_counts
 
 
@@ -40,6 +41,12 @@ class LineProgress(ProgressSums):
         self._stream = stream or sys.stdout
         self._stamped = stamped
         self._last_sign = self.clock()
+        self._scores: list[float] = []
+        """The scores of the phase."""
+        self._reward: float | None = None
+        """The average reward of the last epoch."""
+        self._spent: list[str] = []
+        """The amount spent and the used part of each limit, if there is any."""
 
     def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
         super().run_started(run_id, num_epochs, facts)
@@ -48,22 +55,29 @@ class LineProgress(ProgressSums):
 
     def phase(self, name: str, total: int | None = None) -> None:
         super().phase(name, total)
+        self._scores.clear()
         if total:
             self._say(f"{self._epoch_prefix()}{name} {total} episodes")
 
     def episode_finished(self, episode: EpisodeRecord) -> None:
         super().episode_finished(episode)
         if self.clock() - self._last_sign >= _SECONDS_BETWEEN_SIGNS:
-            reward = self.reward_so_far
+            reward = sum(self._scores) / len(self._scores) if self._scores else self._reward
             so_far = "" if reward is None else f", reward so far {reward:.3f}"
             failed = f", {self.failures} failed" if self.failures else ""
             done = f"{self.episodes}/{self.phase_total}" if self.phase_total else str(self.episodes)
-            speed = f"{self.tokens_per_second:,.0f} tokens/s"
-            spent = f", {self.spending}" if self.spending else ""
-            self._say(f"{self._epoch_prefix()}{done} episodes{so_far}{failed}, {speed}{spent}")
+            speed = self.tokens / max(self.clock() - self.phase_started, 1e-6)
+            facts = ", ".join([f"{done} episodes{so_far}{failed}", f"{speed:,.0f} tokens/s", *self._spent])
+            self._say(f"{self._epoch_prefix()}{facts}")
+
+    def scored(self, item: EvalOutputItem) -> None:
+        if item.is_scored and item.score is not None:
+            self._scores.append(item.score)
+        super().scored(item)
 
     def trained(self, epoch: int, metrics: Mapping[str, Any]) -> None:
         super().trained(epoch, metrics)
+        self._reward = metrics.get("avg_reward")
         failed, unscored = failed_counts(metrics)
         calls = metrics.get("calls") or {}
         counts = {
@@ -80,8 +94,8 @@ class LineProgress(ProgressSums):
             f"{metrics.get('filtered_trajectories', 0)} trajectories",
             *([f"{share} of answers cut off"] if cut_off else []),
             *(f"{count} {name}" for name, count in counts.items() if count),
-            f"{shown_seconds(self.elapsed)} elapsed",
-            *([self.spending] if self.spending else []),
+            f"{shown_seconds(self.clock() - self.started)} elapsed",
+            *self._spent,
         ]
         self._say(f"epoch {epoch}/{self.num_epochs}{target_suffix(metrics)}: {', '.join(facts)}")
 
@@ -93,6 +107,14 @@ class LineProgress(ProgressSums):
         super().validated(epoch, metrics)
         entry, n = ValidationEntry(epoch=epoch, metrics=dict(metrics)), metrics.get("num_examples")
         self._say(f"{entry}{target_suffix(metrics)}: reward {entry.reward}, n={n}{_best(metrics)}")
+
+    def spent(self, figures: Mapping[str, Any]) -> None:
+        costs = figures["usd"] > 0 and "budget.usd" not in figures["limits"]
+        self._spent = [format_usd(figures["usd"])] * costs
+        for key, amounts in figures["limits"].items():
+            used, most = (f"{each:,.0f}" if each >= 1000 else f"{each:.4g}" for each in amounts)
+            self._spent.append(f"{key.removeprefix('budget.')} {used} of {most}")
+        super().spent(figures)
 
     def message(self, text: str, *, warning: bool = False) -> None:
         self._say(f"warning: {text}" if warning else text)
