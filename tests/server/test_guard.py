@@ -75,14 +75,10 @@ def test_a_request_that_is_too_large_is_refused(server: ServerProcess) -> None:
         assert told.status_code == 413
 
 
-def test_metrics_count_requests_and_tokens(server: ServerProcess) -> None:
+def test_metrics_count_tokens(server: ServerProcess) -> None:
     server.client().chat.completions.create(model="tiny", messages=ASK, max_tokens=2)
     with server.http() as http:
-        http.get("/v1/models/a-name-of-mine")
         text = http.get("/metrics").text
-    assert 'etude_requests_total{method="POST",route="/v1/chat/completions",status="200"}' in text
-    assert 'route="/v1/models/{model:path}",status="404"' in text
-    assert "a-name-of-mine" not in text
     assert "etude_sampled_tokens_total" in text and "etude_sequences 0.0" in text
 
 

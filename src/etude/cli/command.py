@@ -14,7 +14,7 @@ from typing import Annotated, Any, ParamSpec, TypeAlias, TypeVar
 
 import typer
 
-from etude.cli.console import INVOCATION, emit, next_line, warn
+from etude.cli.console import INVOCATION, emit, warn
 from etude.config.import_path import where_raised
 from etude.core.errors import BudgetReached, ErrorBudgetExceeded, EtudeError, LoopStopped, RequestError
 
@@ -111,7 +111,7 @@ def on_error(hint: Callable[[], str]) -> Iterator[None]:
         if isinstance(error, ErrorBudgetExceeded):
             error.add_note("the budget is raised with: -o finetuning.error_budget=…")
         changes = f" -o {shlex.quote(error.override)}" if isinstance(error, BudgetReached) else ""
-        error.add_note(next_line(hint() + changes))
+        error.add_note(f"next: {hint()}{changes}")
         raise
 
 

@@ -47,14 +47,9 @@ def emit(data: Any) -> None:
     print(json.dumps(finite(data), ensure_ascii=False, allow_nan=False, default=str), flush=True)
 
 
-def next_line(command: str) -> str:
-    """Return the line that names the next command to type."""
-    return f"next: {command}"
-
-
 def next_step(command: str) -> None:
     """Print the last line: the next command to type."""
-    say(f"\n{next_line(command)}")
+    say(f"\nnext: {command}")
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], *, title: str | None = None) -> None:

@@ -97,7 +97,7 @@ def evaluate_and_show(settings: Config, run: RunFolder, request: EvaluationReque
     from etude.verbs import evaluate_in as evaluate_run
 
     with (
-        on_error(lambda: hints.resume(run.path)),
+        on_error(lambda: hints.command("resume", run.path)),
         progress_for(stream=sys.stderr if as_json else None) as progress,
     ):
         evaluation = run_async(evaluate_run(settings, run, request, progress=progress))

@@ -28,11 +28,6 @@ def new_project(model: str | None = None) -> str:
     return command("init", unused_folder(Path("my_agent")), *([] if model is None else ["--model", model]))
 
 
-def resume(run: Path) -> str:
-    """Return the command for a run that was stopped, or failed half-way."""
-    return command("resume", run)
-
-
 def show(run: Path) -> str:
     """Return the command that shows a run."""
     return command("runs", "show", run)
@@ -54,7 +49,7 @@ def after_run(run: Path, facts: RunFacts | None = None) -> str:
     if facts.state == "unreadable":
         return command("runs", "check", run)
     if facts.state == "unfinished":
-        return resume(run)
+        return command("resume", run)
     if facts.kind == "import":
         return command("episodes", run)
     if facts.kind == "evaluate":
@@ -67,9 +62,9 @@ def after_stop(run: Path) -> str:
     from etude.store.facts import read_facts
 
     try:
-        return after_training(run) if read_facts(run).ended is not None else resume(run)
+        return after_training(run) if read_facts(run).ended is not None else command("resume", run)
     except EtudeError:
-        return resume(run)
+        return command("resume", run)
 
 
 def after_training(run: Path, histories: Mapping[str | None, History] | None = None) -> str:

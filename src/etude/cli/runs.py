@@ -104,7 +104,7 @@ def check(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> No
     if damage:
         raise StoreError(f"{path} is damaged: {'; '.join(damage)}; {TO_MEND}")
     if files:
-        with on_error(lambda: hints.resume(path)):
+        with on_error(lambda: hints.command("resume", path)):
             raise StoreError(f"{path} is damaged: {'; '.join(files)}. A damaged version is made again")
     say("its journal is whole: every entry is as it was written, and none is missing")
     say("its config and its versions are whole: every file is as it was written")

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import DBAPIError
 
 from etude.core.errors import StoreError
-from etude.store.files import open_private, private_folder
+from etude.store.files import open_private
 from etude.wire.http_server import ApiError
 
 SCHEMA_VERSION = 3
@@ -98,7 +98,6 @@ def open_database(path: Path) -> sa.Engine:
     """
     engine = sa.create_engine(f"sqlite:///{path}", connect_args={"timeout": _BUSY_SECONDS})
     try:
-        private_folder(path.parent)
         if not path.exists():
             open_private(path, "ab").close()  # SQLite gives its log and index the same mode.
         with engine.begin() as connection:
@@ -115,8 +114,6 @@ def open_database(path: Path) -> sa.Engine:
         engine.dispose()
         reason = error.orig if isinstance(error, DBAPIError) else error
         raise StoreError(f"{path} cannot be used: {reason}; choose another --data-dir") from error
-    except OSError as error:
-        raise StoreError(f"{path.parent}: {error.strerror}; choose another --data-dir") from error
     return engine
 
 

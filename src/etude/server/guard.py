@@ -1,21 +1,20 @@
-"""The guard in front of all routes: access, size limits, request counts and error answers."""
+"""What all routes share: access, size limits, error answers and metrics."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from sqlalchemy.exc import DBAPIError
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Scope
 
 from etude.core.errors import EngineAway, EngineError, EtudeError, ImpossibleCall, RequestError, StoreError
 from etude.server.settings import ServerSettings
@@ -95,44 +94,22 @@ _MULTIPART_BYTES = 64 * 1024
 """Bytes that an upload's form may take besides the file."""
 
 
-class Guard:
-    """An ASGI middleware that checks each request's key, host name and size, and counts it."""
+def guarded(app: ASGIApp, settings: ServerSettings) -> RequestChecks:
+    """Return the application behind checks of each request's key, host name and size."""
 
-    def __init__(self, app: ASGIApp, settings: ServerSettings, metrics: Metrics) -> None:
-        self._settings = settings
-        self._metrics = metrics
-        self._checked = RequestChecks(app, self._check, max_body=self._max_body)
+    def max_body(path: str) -> int:
+        return MAX_FILE + _MULTIPART_BYTES if path.rstrip("/") == _UPLOADS else USUAL_BODY
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._checked(scope, receive, send)
-            return
-        started, status = time.perf_counter(), 500
-
-        async def send_on(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        try:
-            await self._checked(scope, receive, send_on)
-        finally:
-            route = getattr(scope.get("route"), "path", "unknown")
-            self._metrics.count_request(scope["method"], route, status, time.perf_counter() - started)
-
-    def _max_body(self, path: str) -> int:
-        is_large = path.rstrip("/") == _UPLOADS
-        return MAX_FILE + _MULTIPART_BYTES if is_large else USUAL_BODY
-
-    def _check(self, scope: Scope, headers: Headers) -> None:
+    def check(scope: Scope, headers: Headers) -> None:
         """Raise ApiError if the request is not allowed."""
         if scope["path"] in _OPEN:
             return
-        if self._settings.api_key is None:
-            require_own_name(headers, self._settings.host)
-        elif not is_key(shown_key(headers), self._settings.api_key):
+        if settings.api_key is None:
+            require_own_name(headers, settings.host)
+        elif not is_key(shown_key(headers), settings.api_key):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+
+    return RequestChecks(app, check, max_body=max_body)
 
 
 class Metrics:
@@ -141,23 +118,12 @@ class Metrics:
     def __init__(self, job_counts: Callable[[], Mapping[str, int]], sequences: Callable[[], float]) -> None:
         """`job_counts` returns the number of jobs by status."""
         self.registry = CollectorRegistry()
-        self._requests = Counter(
-            "etude_requests", "Requests answered.", ["method", "route", "status"], registry=self.registry
-        )
-        self._seconds = Histogram(
-            "etude_request_seconds", "Time to answer a request.", ["route"], registry=self.registry
-        )
         self._prompt = Counter("etude_prompt_tokens", "Tokens of prompts.", registry=self.registry)
         self._sampled = Counter("etude_sampled_tokens", "Tokens sampled.", registry=self.registry)
         gauge = Gauge("etude_sequences", "Sequences in progress and waiting.", registry=self.registry)
         gauge.set_function(sequences)
         self._jobs = Gauge("etude_jobs", "Training jobs.", ["status"], registry=self.registry)
         self._job_counts = job_counts
-
-    def count_request(self, method: str, route: str, status: int, seconds: float) -> None:
-        """Count an answered request. `route` is the path's pattern, so that names do not create series."""
-        self._requests.labels(method, route, str(status)).inc()
-        self._seconds.labels(route).observe(seconds)
 
     def count_tokens(self, prompt: int, sampled: int) -> None:
         """Count the tokens of a completion."""

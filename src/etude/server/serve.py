@@ -24,7 +24,7 @@ from etude.server.backend import Backend, EmbeddedBackend, VllmBackend
 from etude.server.database import open_database
 from etude.server.engines import EnginePool, Inference, inference_routes
 from etude.server.files import FileStore, file_routes
-from etude.server.guard import Guard, Metrics, add_error_handlers
+from etude.server.guard import Metrics, add_error_handlers, guarded
 from etude.server.jobs import JobStore, job_routes
 from etude.server.models import ModelStore, weights_routes
 from etude.server.scheduler import Scheduler
@@ -33,7 +33,7 @@ from etude.show.logs import show_logs
 from etude.store.files import SERVER_DATABASE, delete_left_over, private_folder
 from etude.store.run_folder import RunLock
 from etude.wire.dialect import model_object
-from etude.wire.http_server import ApiError, listen, server_config
+from etude.wire.http_server import ApiError, RequestChecks, listen, server_config
 
 _LOOK_SECONDS = 0.1
 _DRAIN_SECONDS = 30
@@ -78,7 +78,9 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
             lock.release()
 
 
-def _run(app: Guard, backend: Backend, listening: socket.socket, on_ready: Callable[[str], None]) -> None:
+def _run(
+    app: RequestChecks, backend: Backend, listening: socket.socket, on_ready: Callable[[str], None]
+) -> None:
     host, port = listening.getsockname()[:2]
 
     class Server(uvicorn.Server):
@@ -120,7 +122,7 @@ Point any OpenAI client here: `OpenAI(base_url="http://this-server/v1", api_key=
 """
 
 
-def create_app(settings: ServerSettings, backend: Backend) -> Guard:
+def create_app(settings: ServerSettings, backend: Backend) -> RequestChecks:
     """Return the application. `backend` is opened when the server starts.
 
     Raises StoreError if the data folder cannot be used.
@@ -160,7 +162,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> Guard:
         weights_routes(settings, models),
     ):
         app.include_router(router)
-    return Guard(app, settings, metrics)
+    return guarded(app, settings)
 
 
 def _routes(models: ModelStore, pool: EnginePool, metrics: Metrics) -> APIRouter:
@@ -213,7 +215,7 @@ def _routes(models: ModelStore, pool: EnginePool, metrics: Metrics) -> APIRouter
 
     @router.get("/metrics", summary="Metrics for Prometheus", response_class=Response)
     def prometheus() -> Response:
-        """Return requests, tokens, queue and jobs in Prometheus's text format."""
+        """Return tokens, queue and jobs in Prometheus's text format."""
         return Response(metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router
