@@ -31,7 +31,7 @@ from etude.config.schema import Config
 from etude.core.errors import EtudeError, RequestError
 from etude.core.job import Skipped
 from etude.integrations.nat.evaluation import job_to_toolkit, status_to_toolkit
-from etude.integrations.nat.run import LogStream, logger, open_run, translate
+from etude.integrations.nat.run import logger, open_run, translate
 from etude.loop.recording_wrappers import RecordedTrainer, assemble_trainer
 from etude.runtime import open_runtime
 from etude.show.metrics_files import RunReport
@@ -182,9 +182,7 @@ class EtudeTrainer(Trainer):
             async with AsyncExitStack() as stack:
                 run = await stack.enter_async_context(open_run(self._config))
                 logger.info("the run folder is %s", run.path)
-                opened = open_runtime(
-                    self._config, run, progress=LineProgress(LogStream()), report=RunReport()
-                )
+                opened = open_runtime(self._config, run, progress=LineProgress(), report=RunReport())
                 etude = await assemble_trainer(await stack.enter_async_context(opened))
                 assert isinstance(etude, RecordedTrainer)  # The toolkit trains one model.
                 stack.push_async_callback(etude.cleanup)

@@ -1,8 +1,7 @@
-"""The Etude run behind `nat finetune`: its config, its run folder, and its progress as log records."""
+"""The Etude run behind `nat finetune`: its config and its run folder."""
 
 from __future__ import annotations
 
-import io
 import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -166,14 +165,3 @@ def unfinished_run(config: Config) -> Path | None:
         if is_its and read_facts(run).state == "unfinished":
             return run
     return None
-
-
-class LogStream(io.StringIO):
-    """A text stream whose lines become log records."""
-
-    def write(self, text: str) -> int:
-        """Log each line of a text that is not blank."""
-        for line in text.splitlines():
-            if line.strip():
-                logger.info("%s", line)
-        return len(text)

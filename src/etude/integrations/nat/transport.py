@@ -36,25 +36,22 @@ class EpisodeTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Return the recorded answer, or an error response outside of an episode."""
-        transport = self._transport(request)
-        if isinstance(transport, httpx.Response):
-            return transport
-        return await transport.handle_async_request(request)
+        return await self._transport(request).handle_async_request(request)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Return the answer as `handle_async_request` does. Raises EpisodeError on the event loop."""
-        transport = self._transport(request)
-        return transport if isinstance(transport, httpx.Response) else transport.handle_request(request)
+        return self._transport(request).handle_request(request)
 
-    def _transport(self, request: httpx.Request) -> RecordingTransport | httpx.Response:
-        """Return the running episode's transport, or the response outside of an episode."""
+    def _transport(self, request: httpx.Request) -> RecordingTransport | httpx.MockTransport:
+        """Return the running episode's transport, or one that refuses outside of an episode."""
         episode, request.headers[FUNCTION_HEADER] = self._running()
         if episode is None:
             error = EpisodeError(
                 f"the model '{self._model}' is being trained, and was called outside of an episode; give "
                 "evaluators, and all code outside the agent, a separate entry of `llms`"
             )
-            return as_httpx(error_response(request.url.path, 409, str(error), cause=error))
+            refusal = error_response(request.url.path, 409, str(error), cause=error)
+            return httpx.MockTransport(lambda request: as_httpx(refusal))
         return RecordingTransport(
             lambda body: episode.answer(body, self._model), episode.answers_given, episode.loop.wait
         )
