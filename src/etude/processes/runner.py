@@ -22,7 +22,7 @@ from etude.config.builder import Builder
 from etude.core.call import ChatRequest, Completion, Usage
 from etude.core.episode import Example
 from etude.core.errors import EngineError, EtudeError, StoreError
-from etude.core.interfaces import Engine, PortableEngine, Run, innermost
+from etude.core.interfaces import Engine, Run
 from etude.core.job import ModelVersion
 from etude.core.process import set_up_process
 from etude.core.threads import run_loop
@@ -93,8 +93,6 @@ async def _open_agent(parameters: Mapping[str, Any], link: RunnerLink) -> AsyncI
         built = {name: await builder.get_llm(name) for name in config.llms if name not in remote}
         # In the order of the head, because the first one may be the default.
         engines = {name: remote.get(name) or built[name] for name in parameters["models"]}
-        for name, engine in built.items():
-            assert isinstance(innermost(engine), PortableEngine), f"llms.{name} is not built in runners"
         collector = await build_collector(builder, engines, journal)
         scorer = await build_scorer(builder, journal)
         try:

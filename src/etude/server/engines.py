@@ -99,6 +99,16 @@ class EnginePool:
         finally:
             self.sequences -= sequences
 
+    def models(self) -> list[dict[str, Any]]:
+        """Return no models, because the server has its own routes for them."""
+        return []
+
+    @asynccontextmanager
+    async def reader(self, model: str) -> AsyncIterator[TextCodec]:
+        """Yield a model's tokenizer and template."""
+        async with self.use_engine(model or self._models.base.name, 0) as engine:
+            yield engine.codec
+
     async def start(self, holder: str = "") -> None:
         """Resume serving once every holder has released the engine. Load the base model if none is loaded."""
         self._holds.discard(holder)
@@ -225,23 +235,17 @@ _ROUTES: dict[str, tuple[str, type[BaseModel]]] = {
 """The summary and the body type of each route."""
 
 
-class Inference:
-    """Inference with a pool's engines, and access to the models' tokenizers."""
+def inference_routes(pool: EnginePool, metrics: Metrics) -> APIRouter:
+    """Return the routes that sample."""
 
-    def __init__(self, pool: EnginePool, metrics: Metrics, base: str) -> None:
-        """`base` is the model for token requests that name none."""
-        self._pool = pool
-        self._metrics = metrics
-        self._base = base
-
-    async def answer(self, asked: ChatBody) -> RecordedCompletion:
+    async def answer(asked: ChatBody) -> RecordedCompletion:
         """Return one answer. Raises ApiError and EtudeError."""
         if not asked.model:
             raise RequestError("model: Field required", param="model")
         # Each answer has its own seed. The first one has the seed of a request for a single answer.
         sampling = apply_checked(Sampling(), {**asked.sampling, "seed": None})
         seed = asked.sampling.get("seed", secrets.randbits(63))
-        async with self._pool.use_engine(asked.model, 1) as engine:
+        async with pool.use_engine(asked.model, 1) as engine:
             heading = AnswerHeader(
                 f"chatcmpl-{secrets.token_hex(12)}",
                 asked.model,
@@ -253,26 +257,13 @@ class Inference:
             completion = await engine.complete(asked.as_request(sampling, key=key, on_delta=on_delta))
         # A prompt with several answers counts once.
         prompt = 0 if asked.choice else completion.usage.prompt_tokens
-        self._metrics.count_tokens(prompt, completion.usage.completion_tokens)
+        metrics.count_tokens(prompt, completion.usage.completion_tokens)
         return heading.with_completion(completion)
 
-    def models(self) -> list[dict[str, Any]]:
-        """Return no models, because the server has its own routes for them."""
-        return []
-
-    @asynccontextmanager
-    async def reader(self, model: str) -> AsyncIterator[TextCodec]:
-        """Yield a model's tokenizer and template."""
-        async with self._pool.use_engine(model or self._base, 0) as engine:
-            yield engine.codec
-
-
-def inference_routes(inference: Inference) -> APIRouter:
-    """Return the routes that sample."""
     router = APIRouter(tags=["inference"])
     memory = AnswerMemory(shared=True)
     for path, (summary, body) in _ROUTES.items():
-        gateway = Gateway(inference.answer, memory, inference, finishes=False)
+        gateway = Gateway(answer, memory, pool, finishes=False)
         # The schema's definitions stay where they are, so references must name the whole way to them.
         place = f"#/paths/{path.replace('/', '~1')}/post/requestBody/content/application~1json/schema/$defs"
         schema = body.model_json_schema(ref_template=f"{place}/{{model}}")

@@ -22,7 +22,7 @@ from etude.core.errors import EtudeError, StoreError
 from etude.core.secrets import keep_secret
 from etude.server.backend import Backend, EmbeddedBackend, VllmBackend
 from etude.server.database import open_database
-from etude.server.engines import EnginePool, Inference, inference_routes
+from etude.server.engines import EnginePool, inference_routes
 from etude.server.files import FileStore, file_routes
 from etude.server.guard import Metrics, add_error_handlers, guarded
 from etude.server.jobs import JobStore, job_routes
@@ -156,7 +156,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> RequestChecks:
     add_error_handlers(app)
     for router in (
         _routes(models, pool, metrics),
-        inference_routes(Inference(pool, metrics, settings.name)),
+        inference_routes(pool, metrics),
         file_routes(files),
         job_routes(jobs, files, models, scheduler.wake),
         weights_routes(settings, models),
