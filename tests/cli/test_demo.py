@@ -97,7 +97,7 @@ def short(monkeypatch, tmp_path):
         "finetuning.warm_up.batch_size=4",
         "trajectory_builders.grpo={_type: supervised, examples_per_epoch: 2, num_generations: 2}",
     ]
-    monkeypatch.setattr("etude.cli.demo.on_cluster", lambda on: few)
+    monkeypatch.setattr("etude.cli.first_steps.on_cluster", lambda on: few)
 
 
 @pytest.mark.slow

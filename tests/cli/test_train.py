@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from etude.cli.init import Project
+from etude.cli.first_steps import Project
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from tests.cli.projects import change, etude, events, rows, started_anew, succeed
 from tests.support import one_quick, read_summary

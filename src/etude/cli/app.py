@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from etude.cli import check, demo, episodes, evaluate, export, init, runs, serve, train
+from etude.cli import check, episodes, evaluate, export, first_steps, runs, serve, train
 from etude.cli.command import option, report_errors
 from etude.cli.console import INVOCATION
 from etude.show.logs import show_logs
@@ -71,9 +71,9 @@ def etude(
 
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    *(init.init, demo.demo, check.check, check.doctor, train.train, train.resume, evaluate.evaluate),
-    *(episodes.episodes, runs.jobs, export.export, episodes.import_traces),
-    *(serve.serve, runs.view, init.skill),
+    *(first_steps.init, first_steps.demo, check.check, check.doctor, train.train, train.resume),
+    *(evaluate.evaluate, episodes.episodes, runs.jobs, export.export, episodes.import_traces),
+    *(serve.serve, runs.view, first_steps.skill),
 )
 for _command in _COMMANDS:
     app.command()(report_errors(_command))
