@@ -123,7 +123,7 @@ def test_what_cannot_be_trained_on_is_left_out_and_counted():
     flat = [said("r", "no"), said("r", "nope")]
     broken = [said("s", "yes"), ordered("user", "assistant", "user")]
     given_to = to_art_groups(collection(good, flat, broken))
-    assert (len(given_to.groups), given_to.trajectories) == (1, 2)
+    assert [len(group["trajectories"]) for group in given_to.groups] == [2]
     assert given_to.rejected == {FLAT: 3, "its last message is of the role user, not assistant": 1}
 
 

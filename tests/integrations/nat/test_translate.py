@@ -20,7 +20,7 @@ from etude.core.errors import MissingExtraError, RequestError
 from etude.core.records import RunEnded
 from etude.integrations.nat.components import NatWorkflowConfig
 from etude.integrations.nat.run import open_run, trained_model, translate, unfinished_run
-from etude.integrations.nat.transport import API_KEY, BASE_URL, EpisodeTransport, Steps
+from etude.integrations.nat.transport import API_KEY, BASE_URL, EpisodeTransport, keep_steps, read_steps
 from etude.store.journal import Journal
 from etude.store.log import ModelLog
 from tests.rollout.running import collect, collect_one, jobs
@@ -180,10 +180,10 @@ def test_a_run_of_nat_finetune_is_gone_on_with_by_its_command():
 async def test_steps_of_an_episode_are_there_after_a_crash(tmp_path):
     steps = [{"payload": {"event_type": "LLM_END", "data": {"output": "yes", "payload": object()}}}]
     with Journal(tmp_path / "run.db") as journal:
-        await Steps(journal).keep("train/1/a/0", steps)
+        await keep_steps(journal, "train/1/a/0", steps)
     with Journal(tmp_path / "run.db") as journal:
-        [found] = Steps(journal).read("train/1/a/0")
-        assert Steps(journal).read("train/1/a/1") == []
+        [found] = read_steps(journal, "train/1/a/0")
+        assert read_steps(journal, "train/1/a/1") == []
     assert found["payload"]["event_type"] == "LLM_END"
     assert found["payload"]["data"]["payload"].startswith("<object")
 

@@ -41,7 +41,6 @@ class ArtGroups:
     """The groups of a job, and counts of the trajectories that were left out."""
 
     groups: list[Json]
-    trajectories: int
     rejected: dict[str, int] = field(default_factory=dict)
     """The number of trajectories that were left out, by reason."""
 
@@ -117,14 +116,13 @@ def to_art_groups(collection: TrajectoryCollection) -> ArtGroups:
             groups.append(ArtGroup(trajectories=kept).model_dump())
         elif kept:
             rejected[FLAT] += len(kept)
-    count = sum(len(group["trajectories"]) for group in groups)
     if not groups:
         reasons = "; ".join(f"{number} × {reason}" for reason, number in rejected.most_common())
         raise TrainingError(
             f"job {collection.run_id}: ART can train on no trajectory of the batch: "
             f"{reasons or 'it is empty'}. Nothing was submitted."
         )
-    return ArtGroups(groups, count, dict(rejected))
+    return ArtGroups(groups, dict(rejected))
 
 
 def check_episode_order(trajectory: Trajectory) -> None:
@@ -447,11 +445,7 @@ class ArtProgress:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The mean metrics over the gradient steps, and the numbers of submitted groups and trajectories."""
+        """The mean metrics over the gradient steps, and the number of trajectories that were left out."""
         means = {name: math.fsum(values) / len(values) for name, values in self._values.items()}
-        return means | {
-            "gradient_steps": float(self.steps),
-            "submitted_groups": float(len(self.given.groups)),
-            "submitted_trajectories": float(self.given.trajectories),
-            "rejected_trajectories": float(sum(self.given.rejected.values())),
-        }
+        rejected = float(sum(self.given.rejected.values()))
+        return means | {"gradient_steps": float(self.steps), "rejected_trajectories": rejected}

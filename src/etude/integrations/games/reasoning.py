@@ -17,6 +17,7 @@ from etude.core.episode import Example
 from etude.core.errors import DatasetError, EpisodeError, RequestError
 from etude.core.keys import content_hash, fold
 from etude.integrations.games.gym_textarena import SizesConfig, call_with_timeout, unknown, whole_number
+from etude.rollout.datasets import dataset
 from etude.rollout.episode import Episode
 from etude.rollout.workflow import Workflow
 
@@ -101,13 +102,7 @@ def make_dataset(task: str, options: Mapping[str, Any], seed: int) -> Any:
         raise RequestError(f"reasoning-gym's task '{task}' does not take {dict(options)}: {error}") from error
 
 
-@register_dataset(config_type=ReasoningGymDatasetConfig)
-async def reasoning_gym_dataset(
-    config: ReasoningGymDatasetConfig, builder: Builder
-) -> AsyncIterator[ReasoningGymDatasetConfig]:
-    """Build the dataset. Raises MissingExtraError without reasoning-gym."""
-    ReasoningGymConfig.library()
-    yield config
+register_dataset(config_type=ReasoningGymDatasetConfig)(dataset)
 
 
 @register_workflow(config_type=ReasoningGymConfig)

@@ -26,8 +26,9 @@ from pydantic_core import to_jsonable_python
 
 from etude.core.episode import Example
 from etude.core.errors import EpisodeError, RequestError
-from etude.integrations.nat.transport import API_KEY, BASE_URL, EpisodeTransport, Steps
+from etude.integrations.nat.transport import API_KEY, BASE_URL, EpisodeTransport, keep_steps
 from etude.rollout.episode import Episode
+from etude.store.journal import Journal
 
 
 class EtudeModelConfig(LLMBaseConfig, name="etude_model"):
@@ -95,8 +96,8 @@ class NatAgent:
     sessions: SessionManager
     result: Any
     """The parsed JSON path of the answer in an output."""
-    steps: Steps | None
-    """The store for the steps of episodes, which evaluators read. None stores no steps."""
+    journal: Journal | None
+    """Gets the steps of episodes, which evaluators read. None stores no steps."""
 
     async def run(self, example: Example, episode: Episode) -> Any:
         """Run the workflow on an example, and return its output as in the toolkit's evaluations."""
@@ -120,8 +121,8 @@ class NatAgent:
                 output = await runner.result()
                 with contextlib.suppress(ValueError):  # As in the toolkit, keep it if it cannot be converted.
                     output = runner.convert(output, to_type=str)
-        if self.steps is not None:
-            await self.steps.keep(episode.id, steps)
+        if self.journal is not None:
+            await keep_steps(self.journal, episode.id, steps)
         if isinstance(output, BaseModel):
             return output.model_dump_json(indent=2)
         matches = self.result.find(output)
@@ -132,7 +133,7 @@ class NatAgent:
 
 @asynccontextmanager
 async def open_agent(
-    config: Config, model: str, result_json_path: str = "$", steps: Steps | None = None
+    config: Config, model: str, result_json_path: str = "$", journal: Journal | None = None
 ) -> AsyncIterator[NatAgent]:
     """Build the workflow and the evaluators of a config, and record the calls to `model`.
 
@@ -161,6 +162,6 @@ async def open_agent(
         # The collector limits the concurrency.
         sessions = await SessionManager.create(config=config, shared_builder=builder, max_concurrency=0)
         try:
-            yield NatAgent(config, builder, config.llms[model], sessions, result, steps)
+            yield NatAgent(config, builder, config.llms[model], sessions, result, journal)
         finally:
             await sessions.shutdown()

@@ -68,12 +68,11 @@ async def nat_workflow(config: NatWorkflowConfig, builder: Builder) -> AsyncIter
     """Build the toolkit's workflow. Raises MissingExtraError without the toolkit."""
     require_extra("nat.plugins.eval", "a workflow of the NeMo Agent Toolkit", "nat")
     from etude.integrations.nat.agent import open_agent
-    from etude.integrations.nat.transport import Steps
 
     toolkit_config = config.toolkit_config()
     model = config.model or only_model(toolkit_config.llms)
-    steps = None if builder.run is None else Steps(builder.run.journal)
-    async with open_agent(toolkit_config, model, config.result_json_path, steps) as agent:
+    journal = None if builder.run is None else builder.run.journal
+    async with open_agent(toolkit_config, model, config.result_json_path, journal) as agent:
         yield NatWorkflow("nat", agent.run, agent=agent)
 
 

@@ -28,6 +28,7 @@ from etude.core.interfaces import Evaluator
 from etude.core.job import Skipped
 from etude.core.keys import content_hash
 from etude.integrations.nat.agent import NatAgent
+from etude.integrations.nat.transport import read_steps
 
 
 class NatDataset:
@@ -108,7 +109,8 @@ class NatEvaluator(Evaluator):
     def _to_item(self, item: EvalInputItem) -> NatItem:
         """Return the episode in the form that the toolkit's evaluations pass to evaluators."""
         assert item.episode is not None, "a score is made of an episode"
-        kept = self._agent.steps.read(item.episode.id) if self._agent.steps else []
+        journal = self._agent.journal
+        kept = [] if journal is None else read_steps(journal, item.episode.id)
         example = item.episode.example
         prepared = NatItem(
             id=example.id,

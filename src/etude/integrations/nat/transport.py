@@ -57,22 +57,15 @@ class EpisodeTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
         )
 
 
-class Steps:
-    """The journalled steps of each episode, for evaluators that score it after a crash."""
+async def keep_steps(journal: Journal, episode_id: str, steps: Sequence[dict[str, Any]]) -> None:
+    """Journal the dumped steps of an episode, for evaluators that score it after a crash.
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-
-    async def keep(self, episode_id: str, steps: Sequence[dict[str, Any]]) -> None:
-        """Store the dumped steps of an episode. Values that JSON lacks become text. Raises StoreError."""
-        data = from_json(to_json(steps, fallback=str, inf_nan_mode="null"))
-        await self._journal.put(_key(episode_id), {"steps": data})
-
-    def read(self, episode_id: str) -> list[dict[str, Any]]:
-        """Return the steps of an episode; an empty list if none were stored."""
-        data = self._journal.get(_key(episode_id))
-        return [] if data is None else list(data["steps"])
+    Values that JSON lacks become text. Raises StoreError.
+    """
+    data = from_json(to_json(steps, fallback=str, inf_nan_mode="null"))
+    await journal.put(f"{episode_id}/nat", {"steps": data})
 
 
-def _key(episode_id: str) -> str:
-    return f"{episode_id}/nat"
+def read_steps(journal: Journal, episode_id: str) -> list[dict[str, Any]]:
+    """Return the steps of an episode; an empty list if none were stored."""
+    return list(journal.get(f"{episode_id}/nat", {"steps": []})["steps"])
