@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,9 @@ from tests.cli.projects import change, events, finished
 from tests.learner.test_team import SOURCE, assert_near
 from tests.models.tiny_models import fresh_policy
 from tests.processes.cluster_jobs import newest_step
-from tests.server.data import create, messages, supervised, upload, wait_for_step
 from tests.server.process import ServerProcess
-from tests.server.test_crash import LONG, check_whole
-from tests.server.test_engine import list_ranks
+from tests.server.test_crash import LONG
+from tests.server.test_engine import kill_a_rank
 
 pytestmark = pytest.mark.cluster
 
@@ -174,22 +172,11 @@ def test_a_run_that_is_killed_again_and_again_goes_on_with_and_without_the_clust
     assert changed(expected, everything(deterministic_project / "runs" / "run")) == {}
 
 
-@pytest.fixture
-def two(cluster: Any, model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """A server whose jobs are trained by two processes, each on a node of its own."""
-    on = ("--checkpoint-steps", "5", "--on", cluster.address, "--training-processes", "2")
-    with ServerProcess(model, tmp_path_factory.mktemp("two"), "--device", "cpu", *on) as running:
-        yield running
-
-
-def test_two_nodes_train_a_whole_model_and_survive_kill_9(two: ServerProcess) -> None:
+def test_two_nodes_train_a_job_of_a_server_and_survive_kill_9(
+    cluster: Any, model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     """That they learn what one process does is in `test_local_learners.py`."""
-    client = two.client()
-    request = {"validation_file": upload(client, supervised(3)), "seed": 1}
-    job = create(client, upload(client, supervised(8)), request=request, **LONG).id
-    wait_for_step(client, job, 8)
-    os.kill(list_ranks(two, job)[1], signal.SIGKILL)
-    check_whole(client, job)
-    events = messages(client, job)
-    assert any("process 1 was killed" in text and "continues from step" in text for text in events)
-    assert any(text.startswith("Fine-tuning job started, from step") for text in events)
+    options = ("--checkpoint-steps", "5", "--device", "cpu", "--training-processes", "2")
+    folder = tmp_path_factory.mktemp("two")
+    with ServerProcess(model, folder, *options, "--on", cluster.address) as running:
+        kill_a_rank(running, 1, LONG)

@@ -6,8 +6,9 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import openai
 import psutil
@@ -143,14 +144,6 @@ def test_processes_that_train_do_not_have_the_servers_key(model: Path, tmp_path:
         assert b"a-secret-key" not in Path(f"/proc/{worker}/environ").read_bytes()
 
 
-@pytest.fixture
-def two(model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server whose jobs are trained by two processes."""
-    options = ("--checkpoint-steps", "5", "--training-processes", "2", "--device", "cpu")
-    with ServerProcess(model, tmp_path, *options) as running:
-        yield running
-
-
 def list_ranks(server: ServerProcess, job: str) -> list[int]:
     """The processes that train a job, the one that writes first."""
     for _ in range(6000):
@@ -161,44 +154,27 @@ def list_ranks(server: ServerProcess, job: str) -> list[int]:
     raise AssertionError("no two processes")
 
 
-def losses(client: openai.OpenAI, job: str) -> list[float]:
-    """Of every step, and of validation."""
-    events = list(client.fine_tuning.jobs.list_events(job, limit=100))[::-1]
-    names = ("train_loss", "valid_loss", "grad_norm")
-    return [e.data[name] for e in events if e.type == "metrics" for name in names if name in e.data]
-
-
 @pytest.mark.slow
-def test_two_processes_train_what_one_does_and_survive_kill_9(
-    server: ServerProcess, two: ServerProcess
+@pytest.mark.parametrize(("options", "rank", "killed"), [((), 4, 1), (("--shard-training",), 0, 0)])
+def test_two_processes_train_a_job_and_survive_kill_9(
+    model: Path, tmp_path: Path, options: Sequence[str], rank: int, killed: int
 ) -> None:
-    found = []
-    for running in (server, two):
-        client = running.client()
-        held_out = upload(client, supervised(3))
-        request = {"validation_file": held_out, "seed": 1}
-        job = create(client, upload(client, supervised(8)), request=request, **LONG).id
-        if running is two:
-            wait_for_step(client, job, 8)
-            os.kill(list_ranks(two, job)[1], signal.SIGKILL)
-            check_whole(client, job)
-            told = messages(client, job)
-            assert any("process 1 was killed" in text and "continues from step" in text for text in told)
-            assert any(text.startswith("Fine-tuning job started, from step") for text in told)
-        assert wait(client, job).status == "succeeded"
-        found.append(losses(client, job))
-    assert found[1] == pytest.approx(found[0], rel=1e-3, abs=1e-5)
+    two = ("--checkpoint-steps", "5", "--training-processes", "2", "--device", "cpu")
+    with ServerProcess(model, tmp_path, *two, *options) as running:
+        kill_a_rank(running, killed, LONG | {"lora_rank": rank})
 
 
-@pytest.mark.slow
-def test_shards_of_the_weights_survive_kill_9_too(model: Path, tmp_path: Path) -> None:
-    options = ("--checkpoint-steps", "5", "--training-processes", "2", "--shard-training", "--device", "cpu")
-    with ServerProcess(model, tmp_path, *options) as running:
-        client = running.client()
-        job = create(client, upload(client, supervised(8)), **LONG | {"lora_rank": 0}).id
-        wait_for_step(client, job, 8)
-        os.kill(list_ranks(running, job)[0], signal.SIGKILL)
-        check_whole(client, job)
+def kill_a_rank(running: ServerProcess, rank: int, options: dict[str, Any]) -> None:
+    """Kill a process of a job under way, which is made whole from its last checkpoint."""
+    client = running.client()
+    request = {"validation_file": upload(client, supervised(3)), "seed": 1}
+    job = create(client, upload(client, supervised(8)), request=request, **options).id
+    wait_for_step(client, job, 8)
+    os.kill(list_ranks(running, job)[rank], signal.SIGKILL)
+    check_whole(client, job)
+    told = messages(client, job)
+    assert any(f"process {rank} was killed" in text and "continues from step" in text for text in told)
+    assert any(text.startswith("Fine-tuning job started, from step") for text in told)
 
 
 def test_more_processes_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -201,12 +201,11 @@ class Scheduler:
 
 
 def places_for(settings: ServerSettings) -> Places:
-    """Return the places of training processes, local or on Ray. Raises MissingExtraError, RequestError."""
+    """Return the places of training processes, local or on Ray."""
     if (cluster := settings.cluster) is None:
         return local_places
-    from etude.processes.ray_cluster import ray_places, require_ray
+    from etude.processes.ray_cluster import ray_places
 
-    require_ray(cluster.address)
     # Workers import custom algorithms from the server's current folder.
     code = Path.cwd() if settings.algorithms else None
     return partial(ray_places, config=cluster, on_gpus=settings.device != "cpu", code=code)

@@ -10,7 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from etude.core.episode import Example
-from etude.core.errors import EngineAway, EnvironmentAway, EpisodeError
+from etude.core.errors import DatasetError, EngineAway, EnvironmentAway, EpisodeError
 from etude.integrations.verifiers.components import VerifiersWorkflowConfig
 from etude.integrations.verifiers.environment import Score, Tasks, episode_error, find_scores
 from etude.rollout.collector import make_failure as failure_of_episode
@@ -147,3 +147,5 @@ def test_an_example_is_the_task_of_its_id_unless_it_says_something_else():
     assert all(tasks.find(example) is own for example in same)
     assert tasks.find(Example("0", {"question": "another"}, "b")).data == Data(question="another", answer="b")
     assert tasks.find(Example("0", {"question": "q"}, "b")).data == Data(question="q", answer="b")
+    with pytest.raises(DatasetError, match="'1' is not a task of taskset 'mine', and its columns make none"):
+        tasks.find(Example("1", {"question": 5}))
