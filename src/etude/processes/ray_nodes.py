@@ -214,9 +214,7 @@ class RayLauncher(Launcher):
                         lost = f" (the last attempt: {first_line(error)})"
                         await asyncio.sleep(_PAUSE_SECONDS)
                     except (ValueError, TypeError) as error:
-                        raise EngineError(
-                            f"Ray cannot start a program: {error}; look at the keys of `cluster`"
-                        ) from error
+                        raise EngineError(f"Ray cannot start a program: {error}; see `cluster`") from error
         except TimeoutError as error:
             raise NoRoom(
                 f"Ray had no room for a process of {self._room} within {self._seconds:g} s{lost}; ask "

@@ -215,13 +215,13 @@ def _waits(
     if not begun and not waits and counts.phase_name not in _COLLECTING:
         waits.append(Wait(what=counts.phase_name, seconds=now - counts.phase_started))
     if journal.waiting:
-        what = f"the disk, for {_number(journal.waiting, 'entry', 'entries')}"
+        what = f"the disk, for {_number(journal.waiting, 'write')}"
         waits.append(Wait(what=what, seconds=journal.waiting_seconds))
     return sorted(waits, key=lambda wait: -wait.seconds)
 
 
-def _number(count: int, one: str, many: str | None = None) -> str:
-    return f"{count} {one if count == 1 else many or f'{one}s'}"
+def _number(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 _LOOKS = 20

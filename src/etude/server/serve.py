@@ -19,7 +19,6 @@ from starlette.concurrency import run_in_threadpool
 
 from etude.algorithms.algorithm import load_algorithms
 from etude.core.errors import EtudeError, StoreError
-from etude.core.secrets import keep_secret
 from etude.server.backend import Backend, EmbeddedBackend, VllmBackend
 from etude.server.database import open_database
 from etude.server.engines import EnginePool, inference_routes
@@ -51,7 +50,6 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
     cannot be loaded raises its own EtudeError.
     """
     if settings.api_key is not None:
-        keep_secret(settings.api_key)
         for name in [name for name, value in os.environ.items() if value == settings.api_key]:
             del os.environ[name]  # Processes that train get the rest.
     # Check CUDA with NVML, because CUDA itself would be unusable after a fork.
