@@ -117,7 +117,7 @@ def train_shortly(client: openai.OpenAI) -> None:
 
 @pytest.mark.slow
 def test_the_next_job_is_forked_from_the_process_that_is_ready(model: Path, tmp_path: Path) -> None:
-    with ServerProcess(model, tmp_path) as server:
+    with ServerProcess(model, tmp_path, key="a-secret-key") as server:
         client = server.client()
         train_shortly(client)
         ready = find_fork_server(server)
@@ -125,6 +125,7 @@ def test_the_next_job_is_forked_from_the_process_that_is_ready(model: Path, tmp_
         worker = find_worker(server, job)
         assert psutil.Process(worker).ppid() == ready.pid
         assert os.getsid(worker) == worker
+        assert b"a-secret-key" not in Path(f"/proc/{worker}/environ").read_bytes()
         output = Path(f"/proc/{worker}/fd/1")
         assert not output.exists() or output.resolve() == (tmp_path / "jobs" / job / "worker.log").resolve()
 
@@ -134,14 +135,6 @@ def test_the_next_job_is_forked_from_the_process_that_is_ready(model: Path, tmp_
         train_shortly(client)
         last = find_fork_server(server)
     wait_for_end([last.pid])
-
-
-@pytest.mark.slow
-def test_processes_that_train_do_not_have_the_servers_key(model: Path, tmp_path: Path) -> None:
-    with ServerProcess(model, tmp_path, key="a-secret-key") as server:
-        client = server.client()
-        worker = find_worker(server, create(client, upload(client, supervised(8)), **LONG).id)
-        assert b"a-secret-key" not in Path(f"/proc/{worker}/environ").read_bytes()
 
 
 def list_ranks(server: ServerProcess, job: str) -> list[int]:

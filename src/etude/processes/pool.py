@@ -82,10 +82,9 @@ class RunnerPool:
     async def __aenter__(self) -> RunnerPool:
         await self._exits.__aenter__()
         allow_open_files()
-        # All runners may connect at the same moment.
-        callers = max(100, len(self.places))
         host = self._launcher.address or "127.0.0.1"
-        server = await asyncio.start_server(self._accept, host, 0, backlog=callers)
+        # All runners may connect at the same moment.
+        server = await asyncio.start_server(self._accept, host, 0, backlog=100 + len(self.places))
         self._address = f"{host}:{server.sockets[0].getsockname()[1]}"
         self._exits.callback(server.close)
         return self
