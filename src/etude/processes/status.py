@@ -28,8 +28,6 @@ from etude.store.run_folder import RunFolder
 from etude.store.status import STATUS, JournalStatus, ModelStatus, RunnerStatus, RunStatus, Team, Totals, Wait
 
 _SECONDS = 1.0
-_COLLECTING = ("collecting", "validating", "evaluating")
-"""Phases in which the episodes show what the run waits for."""
 
 
 class ProgressSums(Progress):
@@ -212,7 +210,8 @@ def _waits(
     if begun and not any(model.waiting for model in models) and not waits:
         what = f"{_number(len(begun), 'episode')} that wait for no model: agents, tools, evaluators"
         waits.append(Wait(what=what, seconds=now - min(begun.values())))
-    if not begun and not waits and counts.phase_name not in _COLLECTING:
+    # While episodes are collected, they show what the run waits for.
+    if not begun and not waits and counts.phase_name not in ("collecting", "validating", "evaluating"):
         waits.append(Wait(what=counts.phase_name, seconds=now - counts.phase_started))
     if journal.waiting:
         what = f"the disk, for {_number(journal.waiting, 'write')}"
