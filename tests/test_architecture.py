@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 55_384,
-    "modules": 257,
-    "lines of tests": 45_488,
+    "lines of source": 55_232,
+    "modules": 255,
+    "lines of tests": 45_413,
     "benchmark files": 12,
     "config keys": 306,
 }

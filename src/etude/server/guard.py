@@ -1,4 +1,4 @@
-"""What all routes share: access, size limits, error answers and metrics."""
+"""Access, size limits, error answers and metrics, which all routes share."""
 
 from __future__ import annotations
 
