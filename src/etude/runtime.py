@@ -125,10 +125,8 @@ async def open_runtime(
 
 
 async def _keep_examples(run: RunFolder, examples: Sequence[Example], progress: Progress) -> None:
-    """Record a digest of the examples. Raises RequestError if episodes were run on others.
-
-    Other changes have a warning: more examples, or new content where all episodes failed.
-    """
+    """Record a digest of the examples. Raises RequestError if episodes were run on others; other changes are
+    warned of."""
     known = set[str]()
     for example in examples:
         try:

@@ -114,8 +114,7 @@ def learning_units(
 ) -> list[SampleOrPair]:
     """Return the sample or pairs that a learner takes; a unit that has all its tokens is returned unchanged.
 
-    `encoder` tokenises replaced answers, and preferences that are only text. Raises TrainingError, which
-    names the episode, if the unit cannot be learned from.
+    `encoder` tokenises what is only text. Raises TrainingError, which names the episode.
     """
     if not isinstance(unit, Trajectory) and _is_whole(unit, kind, needs_logprobs):
         return [unit]

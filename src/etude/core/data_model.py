@@ -35,10 +35,8 @@ def first_fault(error: ValidationError) -> str:
 
 
 def text_id(value: Any) -> str:
-    """Return an id as text. Numbers, UUIDs and other objects become their text, so 1 and "1" are one id.
-
-    Raises ValueError for values that name nothing, such as None, and for half of a surrogate pair.
-    """
+    """Return an id as text, so that 1 and "1" are one id. Raises ValueError for values that name nothing,
+    such as None, and for half of a surrogate pair."""
     if isinstance(value, str):
         try:
             value.encode()
@@ -51,11 +49,9 @@ def text_id(value: Any) -> str:
 
 
 def number(value: Any) -> float:
-    """Return a bool, real number, Decimal, or array or tensor without dimensions as a float.
-
-    Raises ValueError, which names the value found, for all other values. Text that looks like a number is one
-    of them, and so is a number too large for a float.
-    """
+    """Return a bool, real number, Decimal, or array or tensor without dimensions as a float. Raises
+    ValueError, which names the value found, for all others, such as text and what is too large for a
+    float."""
     if type(value) is float:
         return value
     if not isinstance(value, numbers.Real | Decimal):

@@ -220,11 +220,8 @@ def cut_off_share(calls: Mapping[str, int]) -> float | None:
 
 
 def call_counts(record: EpisodeRecord) -> dict[str, int]:
-    """Count the model calls of an episode: `answers` (of these, `cut_off`), `failed` and `retries`.
-
-    If it called tools, also `tool_calls`, and by outcome, if there are any, `tool_error`, `tool_refused` and
-    `tool_failed`.
-    """
+    """Count the model calls of an episode: `answers` (of these, `cut_off`), `failed` and `retries`; and if
+    there are any, `tool_calls` and by outcome `tool_error`, `tool_refused` and `tool_failed`."""
     counts = {"answers": 0, "cut_off": 0, "failed": 0, "retries": 0}
     for call in record.calls:
         counts["retries"] += call.retries

@@ -63,10 +63,8 @@ class DatasetError(RequestError):
 
 
 def install_command(extra: str) -> str:
-    """Return the command that adds the extra to this environment: `pip install -e '/home/me/etude[plots]'`.
-
-    It names the source that Etude was installed from, a checkout or a file (PEP 610), so it works anywhere.
-    """
+    """Return the command that adds the extra to this environment: `pip install -e '/home/me/etude[plots]'`,
+    with the source that Etude was installed from, a checkout or a file (PEP 610)."""
     try:
         origin = json.loads(distribution("etude").read_text("direct_url.json") or "{}")
     except (PackageNotFoundError, ValueError):
@@ -136,9 +134,7 @@ class EpisodeError(EtudeError):
 
 class EnvironmentAway(EpisodeError):
     """Something that an episode needs besides its models was unavailable: a sandbox, tool server or network.
-
-    The agent did not cause it, and a retry may succeed.
-    """
+    The agent did not cause it, and a retry may succeed."""
 
 
 class LoopStopped(EtudeError):
@@ -239,10 +235,8 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
 
 
 def alternatives(name: str, choices: Iterable[str], *, otherwise: str = "none") -> str:
-    """Return the end of a sentence about a wrong name: `; did you mean 'x'? Allowed: x, y`.
-
-    `otherwise` is listed if there are no choices.
-    """
+    """Return the end of a sentence about a wrong name: `; did you mean 'x'? Allowed: x, y`, or `otherwise`
+    without choices."""
     allowed = list(dict.fromkeys(choices))
     close = nearest(name, allowed)
     listing = f"Allowed: {', '.join(allowed) or otherwise}"

@@ -131,11 +131,9 @@ _SCALARS = (str, int, float, bool, type(None))
 
 
 def plain(value: Any) -> Any:
-    """Return `value` as JSON gives it back: a copy made of dicts with text keys, lists and scalars.
-
-    Also takes pydantic models, dataclasses, and arrays and tensors without dimensions. Raises TypeError
-    naming a type that JSON cannot keep.
-    """
+    """Return `value` as JSON gives it back: dicts with text keys, lists and scalars, also of pydantic
+    models, dataclasses, and arrays and tensors without dimensions. Raises TypeError for a type that
+    JSON cannot keep."""
     if type(value) in _SCALARS:
         return value
     if type(value) is dict or isinstance(value, Mapping):  # The second check alone takes ten times as long.

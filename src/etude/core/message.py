@@ -46,10 +46,8 @@ def is_text(message: Message) -> bool:
 
 
 def tool_arguments(function: Mapping[str, Any], *, unique_keys: bool = False) -> dict[str, Any]:
-    """Parse the arguments of a tool call from JSON. Raises RequestError if they are not an object.
-
-    Without `unique_keys`, the last of equal keys counts.
-    """
+    """Parse the arguments of a tool call from JSON; without `unique_keys`, the last of equal keys counts.
+    Raises RequestError if they are not an object."""
     text, problem = function.get("arguments"), "no JSON object"
     try:
         arguments = read_json(text, unique_keys=unique_keys) if isinstance(text, str) else text
@@ -74,10 +72,8 @@ def _call_key(function: dict[str, Any]) -> dict[str, Any]:
 
 
 def message_key(message: Message) -> str:
-    """Return a text that is equal for messages with the same role, content and tool calls.
-
-    Ids, empty fields and thinking are left out, because client libraries drop and renumber them.
-    """
+    """Return a text that is equal for messages with the same role, content and tool calls, whatever their
+    ids, empty fields and thinking, which client libraries drop and renumber."""
     calls = [_call_key(call.get("function", call)) for call in message.get("tool_calls") or ()]
     content = message_text(message) if is_text(message) else message["content"]
     return json.dumps([message.get("role"), content, calls], sort_keys=True, default=str)

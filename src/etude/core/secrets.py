@@ -136,10 +136,8 @@ def masked_data(data: T) -> T:
 
 
 def holds_secret(name: str, value: Any, *, sure: bool = False) -> bool:
-    """Return whether a config entry is or contains a secret, judged by its name and form.
-
-    If it must be `sure`, names that other things also have do not count, such as a dataset column.
-    """
+    """Return whether a config entry is or contains a secret, judged by its name and form. If it must be
+    `sure`, names that other things also have do not count, such as a dataset column."""
     if not isinstance(value, str) or not _is_long(value):
         return False
     if masked(value) != value:

@@ -76,8 +76,7 @@ def all_bounds(values: Iterable[float], declared: Bounds | None = None) -> Bound
 def estimate(values: Sequence[float], bounds: Bounds | None = None) -> Estimate:
     """Return the mean and 95 % interval of independent values. Raises ValueError for no values.
 
-    `bounds` are the declared bounds. Without them, one value outside of [-1, 1], or several equal values
-    there, do not show how far values spread. The interval is then infinite.
+    `bounds` are the declared bounds. The interval is infinite if the values do not show how far they spread.
     """
     mean, n = _mean(values), len(values)
     low, high = all_bounds(values, bounds)

@@ -120,9 +120,7 @@ def alarm_events(
     alarms: Mapping[str, Alarm], entry: Entry, earlier: Sequence[Entry]
 ) -> tuple[AlarmEvent, ...]:
     """Return the alarms that hold for an entry. `earlier` has the entries of its kind before it, with events.
-
-    An alarm that holds rings, unless it has held for the entry before.
-    """
+    An alarm rings, unless it has held for the entry before."""
     known = {event.key for event in earlier[-1].alarms} if earlier else set()
     return tuple(
         AlarmEvent(

@@ -154,10 +154,8 @@ def without_changeable(data: dict[str, Any], config: Config) -> dict[str, Any]:
 
 
 async def retry_failed(run: RunFolder) -> Counter[str] | None:
-    """Forget the failures in unfinished epochs that were not the agent's own. Return their counts by kind.
-
-    Returns None when the run is finished: nothing is tried again. Raises StoreError.
-    """
+    """Forget the failures in unfinished epochs that were not the agent's own. Return their counts by kind, or
+    None when the run is finished. Raises StoreError."""
     by_target = read_states(run.journal)
     if end_of_run(by_target) is not None:
         return None

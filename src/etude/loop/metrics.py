@@ -102,10 +102,8 @@ def reward_metrics(rewards: Sequence[float], bounds: Bounds | None = None) -> di
 
 
 def measured_scores(values: Sequence[float], bounds: Bounds | None = None) -> dict[str, Any]:
-    """Return `mean`, `low`, `high` and `n` of scores, as JSON, and their `bounds` if these are declared.
-
-    The mean is None if nothing was scored. The 95 % interval is None if the scores do not determine one.
-    """
+    """Return `mean`, `low`, `high` (95 %) and `n` of scores, as JSON, and their declared `bounds`. The mean
+    is None if nothing was scored, and the interval if the scores do not determine one."""
     if not values:
         return {"mean": None, "low": None, "high": None, "n": 0}
     mean = estimate(values, bounds)
@@ -141,8 +139,8 @@ def reason_for_skip(metrics: Mapping[str, Any]) -> str:
 def reason_to_stop(history: History, patience: int | None, target_reward: float | None) -> str | None:
     """Return why the run should end now, or None. This is a pure function, so a resumed run decides alike.
 
-    The run ends when the last reward has reached `target_reward`, or when none of the last `patience` rewards
-    beats the best one before them. These are the rewards of validations if there are any, else of epochs.
+    It ends when the last reward has reached `target_reward`, or none of the last `patience` rewards beats the
+    best one before them: rewards of validations if there are any, else of epochs.
     """
     rewards = (entry.reward.mean for entry in history.validations or history.epochs)
     scores = [reward for reward in rewards if reward is not None]
