@@ -58,7 +58,7 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 55_232,
+    "lines of source": 55_204,
     "modules": 255,
     "lines of tests": 45_413,
     "benchmark files": 12,

@@ -135,10 +135,15 @@ class RecordedAdapter(RecordedPart):
 
         For a followed trainer, a job that is newly over has its weights adopted and its epoch recorded.
         """
+        if isinstance(ref, Skipped):
+            raise TrainingError(
+                f"there is no job to ask after, because nothing was submitted: {ref.reason}. Where `submit` "
+                "returns an `etude.Skipped`, go on with the next epoch"
+            )
         if not hasattr(ref, "run_id"):  # A job's status names it too.
             raise WrongReturnError(
                 f"{type(self._part).__name__} was asked after job {ref!r:.60}, and a TrainingJobRef is "
-                "expected, as `submit` returns it if there is something to train on (is a `return` missing?)"
+                "expected, as `submit` and `run_epoch` return it (is a `return` missing?)"
             )
         books, log = self._books, self._books.log
         if not books.follows:
