@@ -62,7 +62,7 @@ async def looks_up(example, episode):
     episode.note("begins")
     messages = [{"role": "user", "content": example.inputs["question"]}]
     called = {"id": "1", "type": "function", "function": {"name": "look_up", "arguments": '{"word": "t"}'}}
-    async with episode.function("solver"):
+    with episode.function("solver"):
         first = await episode.chat(messages, tools=[look_up])
         messages += [first.message, {"role": "assistant", "content": None, "tool_calls": [called]}]
         messages.append({"role": "tool", "tool_call_id": "1", "content": look_up("t")})

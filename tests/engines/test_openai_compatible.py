@@ -319,7 +319,7 @@ async def test_when_the_retries_are_spent_the_error_says_what_where_and_how_ofte
     remote.script = [FAULT] * 3
     with pytest.raises(EngineError) as caught, count_retries() as count:
         await outcome(remote, max_retries=2)
-    assert count.retries == 2
+    assert count.causes.total() == 2
     assert str(caught.value) == (
         f"model 'tiny' at {remote.url}: HTTP 500: CUDA error (internal) (attempt 3, the last)"
     )

@@ -38,7 +38,7 @@ async def collect(
 ) -> list[EpisodeRecord]:
     """All episodes, sorted by id, from one example unless `work` says otherwise."""
     engines = models or {"policy": engine or EchoEngine()}
-    collector = Collector(as_workflow(workflow), engines, journal, limits=limits, **settings)
+    collector = Collector(as_workflow(workflow), engines, journal, limits=limits or Limits(), **settings)
     async with aclosing(collector.collect(jobs(1) if work is None else work)) as records:
         return sorted([record async for record in records], key=lambda record: record.id)
 

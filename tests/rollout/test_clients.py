@@ -25,7 +25,7 @@ ASK = [{"role": "user", "content": "hi"}]
 async def test_the_openai_client_makes_the_same_calls_as_chat(journal: Journal) -> None:
     async def play(example, episode):
         client = episode.openai()
-        async with episode.function("search"):
+        with episode.function("search"):
             first = await client.chat.completions.create(model="gpt-x", messages=ASK, temperature=0.5)
         message = first.choices[0].message
         second = await client.chat.completions.create(model="policy", messages=[*ASK, message, *ASK])

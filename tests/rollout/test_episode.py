@@ -135,7 +135,7 @@ async def test_calls_belong_to_the_function_that_makes_them(journal: Journal) ->
     async def play(example, episode):
         await plan(episode)
         await asyncio.gather(search(episode), episode.chat(ASK))
-        async with episode.function("writer"):
+        with episode.function("writer"):
             await episode.chat(ASK)
         with episode.function("reader"):
             await episode.chat(ASK)
@@ -215,7 +215,7 @@ async def test_a_call_may_ask_for_a_form_a_tool_and_the_templates_options(journa
         choice = {"type": "function", "function": {"name": "b"}}
         await episode.chat(ASK, tools=offered, tool_choice=choice)
         await episode.chat(ASK, chat_template_kwargs={"enable_thinking": False})
-        with pytest.raises(RequestError, match="response_format must be of the type"):
+        with pytest.raises(RequestError, match="response_format: give the type"):
             await episode.chat(ASK, response_format="json")
         with pytest.raises(RequestError, match="there is no tool 'c'"):
             await episode.chat(ASK, tools=offered, tool_choice=choice | {"function": {"name": "c"}})

@@ -209,7 +209,7 @@ async def test_calls_under_way_when_a_run_stops_by_itself_are_answered_and_not_p
 
     engine.complete = answer  # type: ignore[method-assign]
     run = evaluation(journal, {"even": even}, workflow=asks_twice, engine=engine, error_budget=0.0)
-    collector = run._collector
+    collector = run.collector
     collector.wait_for_calls = wait_for_calls  # type: ignore[method-assign]
     with pytest.raises(ErrorBudgetExceeded):
         await run.run(EXAMPLES, phase="eval")

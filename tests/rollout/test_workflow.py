@@ -67,11 +67,6 @@ def test_async_functions_are_told_from_plain_ones(fn, is_async: bool) -> None:
     assert as_workflow(fn).is_async is is_async
 
 
-def test_a_workflow_stays_itself() -> None:
-    decorated = workflow(play)
-    assert as_workflow(decorated) is decorated
-
-
 @pytest.mark.parametrize("thing", ["play", 3, None, Agent])
 def test_what_is_no_function_is_refused(thing: object) -> None:
     for candidate in (thing, workflow(name="x")(thing)):

@@ -128,11 +128,11 @@ VLLM: dict[str, Verdict | tuple[Verdict, ...]] = {
 }
 """Of 0.32 and a few later ones."""
 VLLM_CHAT = VLLM | {
-    "add_generation_prompt": (free(True), refused(False)),
+    "add_generation_prompt": refused(True),
     "chat_template_kwargs": honoured({"a": 1}),
-    "continue_final_message": (free(False), refused(True)),
+    "continue_final_message": refused(False),
     "echo": refused(True),
-    "include_reasoning": refused(False),
+    "include_reasoning": refused(True),
     "return_prompt_text": refused(True),
 }
 VLLM_TEXT = VLLM | {"add_special_tokens": refused(False), "response_format": honoured(JSON_SCHEMA)}
@@ -164,11 +164,8 @@ CHAT = COMMON | {
 }
 TEXT = COMMON | {
     "stream_options": refused({"include_usage": True}),
-    "best_of": (free(1), refused(2)),
-    "echo": (free(False), refused(True)),
     "logprobs": honoured(2),
     "prompt": honoured([[5]]),
-    "suffix": refused("x"),
 }
 RESPONSES = {
     "background": (free(False), refused(True)),

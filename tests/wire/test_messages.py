@@ -149,7 +149,7 @@ def test_a_streamed_response_has_the_items_of_a_plain_one(message, reason, piece
     dialect = ResponsesDialect(AnswerMemory())
     stream = dialect.stream(asked)
     events = [event for piece in pieces for _, event in stream.add(0, heading, piece)]
-    events += [event for _, event in stream.finish(0, answer)]
+    events += [event for _, event in stream.add(0, answer, Delta())]
     output = dialect.reply([answer], asked)["output"]
     assert [event["item"] for event in events if event["type"] == "response.output_item.done"] == output
 

@@ -109,7 +109,7 @@ class LanguageModelClient:
         """
         import httpx
 
-        from etude.wire.http_answers import UNCOMPRESSED, limit_answer
+        from etude.engines.http_client import UNCOMPRESSED, limit_answer
 
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
         key = (api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key) or ""

@@ -156,7 +156,7 @@ def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> Asy
     """
     from openai import AsyncOpenAI
 
-    from etude.wire.http_answers import UNCOMPRESSED, WholeAnswers, limit_answer
+    from etude.engines.http_client import UNCOMPRESSED, WholeAnswers, limit_answer
 
     url = config.base_url or llm.address
     given = config.api_key or (llm.api_key if url == llm.address else None)

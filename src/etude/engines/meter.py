@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -18,7 +19,7 @@ from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.core.return_checks import checked
 from etude.engines.local import OpponentsConfig
-from etude.wire.retries import ContextValue, count_retries
+from etude.wire.retries import count_retries, set_value
 
 Role: TypeAlias = Literal["agent", "user", "judge", "teacher", "opponent", "other"]
 
@@ -38,14 +39,14 @@ _OTHER = Purpose()
 _PURPOSE: ContextVar[Purpose] = ContextVar("purpose", default=_OTHER)
 
 
-def asking_for(role: Role, episode_id: str) -> ContextValue[Purpose]:
+def asking_for(role: Role, episode_id: str) -> AbstractContextManager[Purpose]:
     """Charge the block's calls to a role, and to the part of the run that has the episode."""
-    return ContextValue(_PURPOSE, _purpose(role, episode_id))
+    return set_value(_PURPOSE, _purpose(role, episode_id))
 
 
-def use_purpose(purpose: Purpose) -> ContextValue[Purpose]:
+def use_purpose(purpose: Purpose) -> AbstractContextManager[Purpose]:
     """Charge the block's calls to a purpose."""
-    return ContextValue(_PURPOSE, purpose)
+    return set_value(_PURPOSE, purpose)
 
 
 @lru_cache(maxsize=1024)

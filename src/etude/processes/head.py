@@ -210,7 +210,7 @@ class RemoteRunner:
             try:
                 call = await self._head.answer(replace(asked, request=request), count)
             finally:
-                if count.retries:
+                if count.causes:
                     note(["tried", [dict(count.causes), count.waited]])
         known[parameters["number"]] = call
         return encode_answer(call, known, parameters["earlier"])

@@ -10,6 +10,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal, cast, get_args
@@ -19,7 +20,6 @@ from etude.core.evaluation import EvalInput, EvaluationRunOutput
 from etude.core.keys import shuffled_forever
 from etude.engines.meter import Purpose, current_purpose, use_purpose
 from etude.rollout.evaluation import Evaluation, OnEpisode, merge_outputs
-from etude.wire.retries import ContextValue
 
 
 def examples_for_epoch(
@@ -65,7 +65,7 @@ class CollectionStats:
     answers: int = 0
     answer_tokens: int = 0
     surprises: list[float] = field(default_factory=list)
-    """Per episode: Σ -log p of the sampled tokens, in nats."""
+    """Per answer: Σ -log p of the sampled tokens, in nats."""
     surprise_tokens: int = 0
     """The number of tokens in `surprises`."""
 
@@ -73,24 +73,20 @@ class CollectionStats:
         """Count an episode and its calls of `model`, an entry of `llms`."""
         self.episodes += 1
         for call in episode.calls:
-            if call.completion is not None and not call.logged:
-                self.completion_tokens += call.completion.usage.completion_tokens
+            if (answer := call.completion) is None:
+                continue
+            tokens = answer.usage.completion_tokens
+            if not call.logged:
+                self.completion_tokens += tokens
                 if call.model == model:
-                    self.model_versions[call.completion.model_version] += 1
-        calls = [call for call in episode.calls if call.model == model and call.function != SIMULATED_USER]
-        answers = [(call.request, call.completion) for call in calls if call.completion is not None]
-        if not answers:
-            return
-        # A greedy answer has logprobs at temperature 1, at which it was not sampled.
-        logprobs = [
-            completion.logprobs
-            for request, completion in answers
-            if completion.logprobs and request.sampling.temperature > 0
-        ]
-        self.answers += len(answers)
-        self.answer_tokens += sum(completion.usage.completion_tokens for _, completion in answers)
-        self.surprises.append(-math.fsum(value for values in logprobs for value in values))
-        self.surprise_tokens += sum(map(len, logprobs))
+                    self.model_versions[answer.model_version] += 1
+            if call.model == model and call.function != SIMULATED_USER:
+                self.answers += 1
+                self.answer_tokens += tokens
+                # A greedy answer has logprobs at temperature 1, at which it was not sampled.
+                if answer.logprobs and call.request.sampling.temperature > 0:
+                    self.surprises.append(-math.fsum(answer.logprobs))
+                    self.surprise_tokens += len(answer.logprobs)
 
     def metrics(self) -> dict[str, Any]:
         """Return statistics of all episodes; each is None if no episode allows it.
@@ -111,6 +107,7 @@ class CollectionStats:
         return merge_outputs([self.outputs[key] for key in sorted(self.outputs)])
 
 
+@dataclass(eq=False)
 class Collections(Evaluation):
     """The evaluation run as the parts of one trainer see it.
 
@@ -119,22 +116,17 @@ class Collections(Evaluation):
     calls in the same order, gets its episodes back.
     """
 
-    def __init__(
-        self,
-        evaluation: Evaluation,
-        model: str,
-        epoch: Callable[[], int],
-        observer: Callable[[int, EpisodeRecord], None],
-        check: Callable[[int], None],
-    ) -> None:
-        """`model` is the trained entry of `llms`; `epoch` returns the epoch to collect for, outside of a
-        `collecting_for` block. `observer` is called with the epoch (from 0) and each of its training
-        episodes. `check` is called before each collection for an epoch; an exception ends the collection."""
-        self._evaluation = evaluation
-        self._model = model
-        self._epoch = epoch
-        self._observer = observer
-        self._check = check
+    evaluation: Evaluation
+    model: str
+    """The trained entry of `llms`."""
+    epoch: Callable[[], int]
+    """Returns the epoch to collect for, outside of a `collecting_for` block."""
+    observer: Callable[[int, EpisodeRecord], None]
+    """Called with the epoch (from 0) and each of its training episodes."""
+    check: Callable[[int], None]
+    """Called before each collection for an epoch; an exception ends the collection."""
+
+    def __post_init__(self) -> None:
         self._calls: Counter[str] = Counter()
         self._collected: dict[int, CollectionStats] = {}
         self._running: set[asyncio.Task[Any] | None] = set()
@@ -148,9 +140,9 @@ class Collections(Evaluation):
         **options: Any,
     ) -> EvaluationRunOutput:
         """Collect under a new phase. If there is only one kind of collection, `phase` is left out."""
-        stage, number = _current_part() or ("train", self._epoch())
+        stage, number = _current_part() or ("train", self.epoch())
         if stage == "train":
-            self._check(number)
+            self.check(number)
         key = phase_name(stage, number, phase)
         self._calls[key] += 1
         call = self._calls[key]
@@ -158,15 +150,15 @@ class Collections(Evaluation):
 
         def count_episode(episode: EpisodeRecord) -> None:
             if collected is not None:
-                collected.add(episode, self._model)
-                self._observer(number, episode)
+                collected.add(episode, self.model)
+                self.observer(number, episode)
             if on_episode is not None:
                 on_episode(episode)
 
         task = asyncio.current_task()
         self._running.add(task)
         try:
-            output = await self._evaluation.run(
+            output = await self.evaluation.run(
                 examples, phase=collection_phase(key, call), on_episode=count_episode, **options
             )
         finally:
@@ -191,7 +183,7 @@ class Collections(Evaluation):
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def collecting_for(stage: Stage, number: int) -> ContextValue[Purpose]:
+def collecting_for(stage: Stage, number: int) -> AbstractContextManager[Purpose]:
     """Collect for an epoch (from 0) or a validation in the block, and in tasks started there.
 
     Calls outside of episodes are charged to it.

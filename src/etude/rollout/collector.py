@@ -8,7 +8,7 @@ import inspect
 import json
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,42 +75,36 @@ class Runner(Protocol):
         """Return the finished episode of a job, journalled with its scores. Raises StoreError."""
 
 
+@dataclass(eq=False)
 class Collector:
-    """Runs a workflow on examples and returns one finished episode at a time."""
+    """Runs a workflow on examples and returns one finished episode at a time.
 
-    def __init__(
-        self,
-        workflow: Workflow,
-        models: Mapping[str, Engine],
-        journal: Steps,
-        *,
-        seed: int = 0,
-        limits: Limits | None = None,
-        sampling: Mapping[str, Sampling] | None = None,
-        default_model: str | None = None,
-        template_options: Mapping[str, Mapping[str, Any]] | None = None,
-        tools: Mapping[str, ToolSet] | None = None,
-        runner: Runner | None = None,
-    ) -> None:
-        """Set up a collection of episodes, played by `runner` if given, else here.
+    Raises RequestError if the workflow or the models do not fit.
+    """
 
-        `sampling` and `template_options` are the models' defaults, `default_model` answers calls that name no
-        model. `tools` are for `episode.tools`, by name. Raises RequestError if the workflow or the models do
-        not fit.
-        """
-        workflow.check(complete=True)
-        self.workflow = workflow
-        self.limits = limits or Limits()
-        self.timeout = self.limits.timeout if workflow.timeout is None else workflow.timeout
-        self._runner = runner
-        self._tools = dict(tools or {})
-        self._models = Models(models, sampling or {}, default_model, template_options or {})
-        self._journal = journal
-        self._seed = seed
+    workflow: Workflow
+    models: Mapping[str, Engine]
+    journal: Steps
+    seed: int = 0
+    limits: Limits = Limits()
+    sampling: Mapping[str, Sampling] = field(default_factory=dict)
+    """The models' defaults, as are `template_options`."""
+    default_model: str | None = None
+    """Answers calls that name no model."""
+    template_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    tools: Mapping[str, ToolSet] = field(default_factory=dict)
+    """The sets of `episode.tools`, by name."""
+    runner: Runner | None = None
+    """Plays the episodes, if given."""
+    playing: dict[str, float] = field(default_factory=dict)
+    """The episodes played here, and their start times by the monotonic clock."""
+
+    def __post_init__(self) -> None:
+        self.workflow.check(complete=True)
+        self.timeout = self.limits.timeout if self.workflow.timeout is None else self.workflow.timeout
+        self._models = Models(self.models, self.sampling, self.default_model, self.template_options)
         self._server = EndpointServer()
         self._collections = 0
-        self.playing: dict[str, float] = {}
-        """The episodes played here, and their start times by the monotonic clock."""
 
     def calls_under_way(self) -> dict[str, tuple[int, float]]:
         """Return the number of calls waiting for an answer, and the oldest one's age in seconds, by model."""
@@ -183,27 +177,27 @@ class Collector:
 
         Raises StoreError if the journal cannot be read or written.
         """
-        stored = read_episode(self._journal, job.id, job.example)
+        stored = read_episode(self.journal, job.id, job.example)
         if stored is not None:
             return stored
         recorder = Recorder(
             job.id,
             self._models,
-            self._journal,
-            seed=self._seed,
+            self.journal,
+            seed=self.seed,
             override=job.sampling,
             max_calls=self.limits.max_calls,
         )
         # A copy: an agent that changes its inputs must not affect the example's other episodes.
         example = job.example.copied()
         episode = Episode(
-            example, job.generation, recorder, seed=self._seed, server=self._server, tools=self._tools
+            example, job.generation, recorder, seed=self.seed, server=self._server, tools=self.tools
         )
         episode.widths = job.widths
         started = time.perf_counter()
         self.playing[job.id] = time.monotonic()
         try:
-            output, failure = await run_workflow(self.workflow, episode, self.timeout, recorder.longest_call)
+            output, failure = await self._run_workflow(episode, recorder)
         finally:
             del self.playing[job.id]
             await episode.close()
@@ -219,19 +213,55 @@ class Collector:
             failure=failure,
             seconds=time.perf_counter() - started,
         )
-        await self._journal.put(job.id, encode_episode(record, recorder.names))
+        await self.journal.put(job.id, encode_episode(record, recorder.names))
         return record
+
+    async def _run_workflow(self, episode: Episode, recorder: Recorder) -> tuple[Any, Failure | None]:
+        """Run the workflow. Returns its output as JSON, or None and the failure.
+
+        The result comes at most a grace period after the timeout, unless code blocks the event loop.
+        """
+        workflow, seconds = self.workflow, self.timeout
+
+        async def call() -> Any:
+            if workflow.is_async:
+                with no_exit("the workflow"):
+                    return to_output(await workflow.start(episode.example, episode))
+            blocking = SyncEpisode(episode)
+            output = await call_in_thread(
+                lambda: workflow.start(episode.example, blocking), episode.loop.close
+            )
+            return to_output(output)
+
+        # A thread has its own grace period, after which it is abandoned.
+        grace = threads.GRACE_SECONDS * (1 if workflow.is_async else 2)
+        task = await run_apart(call(), seconds, grace)
+        if not task.done():
+            waited, reason = recorder.longest_call(), f"{workflow.where}: no output within {seconds:g} s"
+            await stop_tasks({task}, grace)
+            if seconds is not None and waited > seconds / 2:
+                # Not the agent's failure: a model kept it waiting.
+                return None, Failure(
+                    "timeout", f"{reason}, of which one model call took {waited:.3g} s", "model"
+                )
+            return None, Failure("timeout", reason)
+        if task.cancelled():
+            return None, Failure("raised", f"{workflow.where}: CancelledError: the workflow cancelled itself")
+        error = task.exception()
+        if isinstance(error, NoOutput):
+            return None, Failure("no_output", f"{workflow.where}: {error}")
+        return (task.result(), None) if error is None else (None, make_failure(error))
 
     async def _work(
         self, waiting: Iterator[EpisodeJob], finished: asyncio.Queue[EpisodeRecord | BaseException | None]
     ) -> None:
         """Run jobs until there are none, then put None into the queue. An error ends the collection."""
-        play = self.run if self._runner is None else self._runner.play
+        play = self.run if self.runner is None else self.runner.play
         try:
             for job in waiting:
-                if job.logged is not None and self._journal.get(job.id) is None:
+                if job.logged is not None and self.journal.get(job.id) is None:
                     model = self._models.choose(None)
-                    await write_episode(self._journal, job.logged.played(job.id, job.generation, model))
+                    await write_episode(self.journal, job.logged.played(job.id, job.generation, model))
                 await finished.put(await play(job))
         except Exception as error:  # noqa: BLE001  the jobs are the caller's code; `collect` raises it
             await finished.put(error)
@@ -242,42 +272,6 @@ class Collector:
 _CLIENTS = ("etude", "openai", "anthropic", "langchain_core", "litellm", "pydantic_ai")
 """Libraries whose objects contain answers. Written as JSON, the whole object would be scored as the agent's
 answer."""
-
-
-async def run_workflow(
-    workflow: Workflow, episode: Episode, seconds: float | None, longest_call: Callable[[], float]
-) -> tuple[Any, Failure | None]:
-    """Run the workflow. Returns its output as JSON, or None and the failure.
-
-    `longest_call` returns the seconds of the episode's slowest model call so far. The result comes at most a
-    grace period after `seconds`, unless code blocks the event loop. Exceptions of the user's code become
-    failures.
-    """
-
-    async def call() -> Any:
-        if workflow.is_async:
-            with no_exit("the workflow"):
-                return to_output(await workflow.start(episode.example, episode))
-        blocking = SyncEpisode(episode)
-        output = await call_in_thread(lambda: workflow.start(episode.example, blocking), episode.loop.close)
-        return to_output(output)
-
-    # A thread has its own grace period, after which it is abandoned.
-    grace = threads.GRACE_SECONDS * (1 if workflow.is_async else 2)
-    task = await run_apart(call(), seconds, grace)
-    if not task.done():
-        waited, reason = longest_call(), f"{workflow.where}: no output within {seconds:g} s"
-        await stop_tasks({task}, grace)
-        if seconds is not None and waited > seconds / 2:
-            # Not the agent's failure: a model kept it waiting.
-            return None, Failure("timeout", f"{reason}, of which one model call took {waited:.3g} s", "model")
-        return None, Failure("timeout", reason)
-    if task.cancelled():
-        return None, Failure("raised", f"{workflow.where}: CancelledError: the workflow cancelled itself")
-    error = task.exception()
-    if isinstance(error, NoOutput):
-        return None, Failure("no_output", f"{workflow.where}: {error}")
-    return (task.result(), None) if error is None else (None, make_failure(error))
 
 
 def make_failure(error: BaseException) -> Failure:

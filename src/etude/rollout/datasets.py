@@ -45,9 +45,8 @@ class RowsConfig(DatasetConfig):
 
     def _rows(self) -> Iterator[PlacedRow]:
         """Yield the content of each row with its place."""
-        source = getattr(self, self.source_key)
-        for number, content in enumerate(self._contents(), start=1):
-            yield f"{source}: row {number}", content
+        rows = enumerate(self._contents(), start=1)
+        return ((f"{getattr(self, self.source_key)}: row {number}", row) for number, row in rows)
 
     def _contents(self) -> Iterable[Any]:
         raise DatasetError(f"dataset type '{self.type_name}' has no reader")
@@ -93,13 +92,11 @@ class FileDatasetConfig(RowsConfig):
         path = self.file_path
         if path.is_file():
             return _READERS[self.type_name](path)
-        if path.exists():
-            raise DatasetError(f"dataset file {path} is not a file")
-        if not path.parent.is_dir():
-            raise DatasetError(f"dataset file {path} does not exist: there is no folder {path.parent}")
-        close = nearest(path.name, (file.name for file in path.parent.iterdir() if file.is_file()))
+        others = path.parent.iterdir() if path.parent.is_dir() else ()
+        close = nearest(path.name, (file.name for file in others if file.is_file()))
         hint = f"; did you mean '{path.parent / close}'?" if close else ""
-        raise DatasetError(f"dataset file {path} does not exist{hint}")
+        problem = "is not a file" if path.exists() else "does not exist"
+        raise DatasetError(f"dataset file {path} {problem}{hint}")
 
 
 _READERS: Mapping[str, Callable[[Path], Iterator[PlacedRow]]] = {
@@ -146,15 +143,12 @@ class HuggingFaceDatasetConfig(RowsConfig, name="huggingface"):
             import datasets
         except ImportError as error:
             raise MissingExtraError("reading Hugging Face datasets", "data") from error
+        options = {"split": self.split, "revision": self.revision}
         try:
-            rows: Iterable[Any] = datasets.load_dataset(
-                self.path, self.subset, split=self.split, revision=self.revision
-            )
+            return datasets.load_dataset(self.path, self.subset, **options)  # type: ignore[no-any-return]
         except (OSError, ValueError) as error:
-            raise DatasetError(
-                f"the dataset '{self.path}' (split {self.split}) cannot be loaded: {error}"
-            ) from error
-        return rows
+            problem = f"the dataset '{self.path}' (split {self.split}) cannot be loaded: {error}"
+            raise DatasetError(problem) from error
 
 
 class PythonDatasetConfig(RowsConfig, name="python"):

@@ -10,7 +10,7 @@ import math
 import random
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -25,11 +25,12 @@ from etude.core.evaluation import LARGEST_SCORE, is_score
 from etude.core.interfaces import innermost
 from etude.core.keys import generator
 from etude.core.message import Message, Tool
-from etude.rollout.programs import ProgramFolder, ProgramResult, last_line
-from etude.rollout.recorder import FunctionScope, Recorder, Reply, ToolCall, current_function, make_reply
+from etude.engines.programs import ProgramFolder, ProgramResult, last_line
+from etude.rollout.recorder import Recorder, Reply, ToolCall, current_function, make_reply
 from etude.rollout.tools import EpisodeTools, Tools, describe_tools
 from etude.wire.dialect import AnswerHeader, AnswerMemory, ChatBody, RecordedCompletion
-from etude.wire.request_body import choose_tool, plain_messages, read_format
+from etude.wire.request_body import FormFields, choose_tool, plain_messages, validate_body
+from etude.wire.retries import set_value
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
@@ -51,7 +52,7 @@ class EpisodeLoop:
         self._episode_id = episode_id
         self._thread = threading.get_ident()
         self._waiting: set[concurrent.futures.Future[Any]] = set()
-        self._over = False
+        self.is_over = False
 
     @property
     def is_here(self) -> bool:
@@ -67,7 +68,7 @@ class EpisodeLoop:
                 return await asyncio.wrap_future(waiting)
             except asyncio.CancelledError as error:
                 task = asyncio.current_task()
-                if self._over and task is not None and not task.cancelling():
+                if self.is_over and task is not None and not task.cancelling():
                     raise self._closed_error() from error
                 raise
 
@@ -81,16 +82,6 @@ class EpisodeLoop:
                 return waiting.result()
             except concurrent.futures.CancelledError as error:
                 raise self._closed_error() from error
-
-    @contextlib.contextmanager
-    def enter_blocking(self, context: AbstractAsyncContextManager[T]) -> Iterator[T]:
-        """Enter and leave an async context on that loop, from another thread."""
-        value = self.wait(context.__aenter__())
-        try:
-            yield value
-        finally:
-            if not self._over:  # Otherwise the episode has left it.
-                self.wait(context.__aexit__(None, None, None))
 
     def callback_on_this_loop(self, fn: Callable[P, None]) -> Callable[P, None]:
         """Wrap `fn` so that code on the episode's loop can call it here, on the current loop."""
@@ -106,13 +97,13 @@ class EpisodeLoop:
 
     def close(self) -> None:
         """Cancel all waits in other threads."""
-        self._over = True
+        self.is_over = True
         for waiting in tuple(self._waiting):
             waiting.cancel()
 
     @contextlib.contextmanager
     def _sent(self, work: Coroutine[Any, Any, T]) -> Iterator[concurrent.futures.Future[T]]:
-        if self._over:
+        if self.is_over:
             work.close()
             raise self._closed_error()
         waiting = asyncio.run_coroutine_threadsafe(work, self.loop)
@@ -205,13 +196,14 @@ class Episode:
         if isinstance(response_format, type) and issubclass(response_format, BaseModel):
             schema = {"schema": response_format.model_json_schema()}
             response_format = {"type": "json_schema", "json_schema": schema}
+        form = validate_body(FormFields, {"response_format": response_format}).constraint()
         sampling = {
             "temperature": temperature,
             "top_p": top_p,
             "max_tokens": max_tokens,
             "stop": stop,
             "seed": seed,
-            "constraint": read_format(response_format, "response_format"),
+            **form,
         }
         described = describe_tools(tools)
         asked = ChatBody(
@@ -235,7 +227,8 @@ class Episode:
         """
         from etude.wire.gateway import recording_client
 
-        self.require_model(model)
+        if model is not None:
+            self.models.require(model)
         return recording_client(lambda body: self.answer(body, model), self.answers_given)
 
     @property
@@ -300,9 +293,9 @@ class Episode:
         """
         return self._tools.open(sets)
 
-    def function(self, name: str) -> FunctionScope:
+    def function(self, name: str) -> AbstractContextManager[str]:
         """Attribute calls to a function: `with episode.function("search"):`."""
-        return FunctionScope(name)
+        return set_value(current_function, name)
 
     def step_reward(self, value: float, reason: str = "", *, agent: str | None = None) -> None:
         """Give a reward for the work since the previous call, by all agents or by one `agent`.
@@ -335,11 +328,6 @@ class Episode:
     def note(self, text: str) -> None:
         """Write a note into the episode's record, for people."""
         self._events.append(Event("note", self._recorder.last_index, None, text))
-
-    def require_model(self, model: str | None) -> None:
-        """Raise RequestError if `model` is given and is not an entry of `llms`."""
-        if model is not None:
-            self._recorder.models.require(model)
 
     @property
     def events(self) -> tuple[Event, ...]:
@@ -419,6 +407,7 @@ class SyncEpisode:
         self.id = episode.id
         self.example: Example = episode.example
         self.generation = episode.generation
+        self.random = episode.random
         self.function = episode.function
         self.step_reward = episode.step_reward
         self.score = episode.score
@@ -433,11 +422,6 @@ class SyncEpisode:
     """Run another program to its end."""
 
     @property
-    def random(self) -> random.Random:
-        """This episode's random numbers."""
-        return self._episode.random
-
-    @property
     def folder(self) -> Path:
         """An empty folder for this episode's files."""
         return self._episode.folder
@@ -447,7 +431,8 @@ class SyncEpisode:
         from etude.wire.gateway import blocking_recording_client
 
         episode = self._episode
-        episode.require_model(model)
+        if model is not None:
+            episode.models.require(model)
         return blocking_recording_client(
             lambda body: episode.answer(body, model), self.loop.wait, episode.answers_given
         )
@@ -455,8 +440,13 @@ class SyncEpisode:
     @contextlib.contextmanager
     def tools(self, *sets: str | ToolSet | Callable[..., Any]) -> Iterator[SyncTools]:
         """Open tools with `with episode.tools("search") as tools:`; their calls wait for results."""
-        with self.loop.enter_blocking(self._episode.tools(*sets)) as tools:
+        opened = self._episode.tools(*sets)
+        tools = self.loop.wait(opened.__aenter__())
+        try:
             yield SyncTools(tools, self.loop)
+        finally:
+            if not self.loop.is_over:  # Otherwise the episode has closed them.
+                self.loop.wait(opened.__aexit__(None, None, None))
 
     @property
     def endpoint(self) -> Endpoint:

@@ -154,32 +154,23 @@ class ErrorBudget:
         return ErrorBudgetExceeded("\n".join(lines))
 
 
+@dataclass(eq=False)
 class ScoreCollector:
     """Scores episodes in any order of arrival, and returns the results in the order of the examples."""
 
-    def __init__(
-        self,
-        order: Sequence[tuple[str, int]],
-        scorer: Scorer,
-        error_budget: float,
-        *,
-        keep_episodes: bool = True,
-        on_episode: OnEpisode | None = None,
-        on_score: OnScore | None = None,
-        wait_for_calls: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
-    ) -> None:
-        """`order` has the example's id and the generation of each episode, in the order of the results.
+    order: Sequence[tuple[str, int]]
+    """The example's id and the generation of each episode, in the order of the results."""
+    scorer: Scorer
+    error_budget: float
+    keep_episodes: bool = True
+    on_episode: OnEpisode | None = None
+    on_score: OnScore | None = None
+    wait_for_calls: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+    """Entered before too many failures end the run, and left when no episode is played."""
 
-        `wait_for_calls` is entered before too many failures end the run, and left when no episode is played.
-        """
-        self._order = order
-        self._group_sizes = Counter(example_id for example_id, _ in order)
-        self._scorer = scorer
-        self._budget = ErrorBudget(error_budget, len(order))
-        self._keep_episodes = keep_episodes
-        self._on_episode = on_episode
-        self._on_score = on_score
-        self._wait_for_calls = wait_for_calls
+    def __post_init__(self) -> None:
+        self._group_sizes = Counter(example_id for example_id, _ in self.order)
+        self._budget = ErrorBudget(self.error_budget, len(self.order))
         self._waiting: dict[str, list[tuple[EpisodeRecord, EvalInputItem, Scores]]] = {}
         self._done: dict[tuple[str, int], tuple[EvalInputItem, Scores]] = {}
         self._calls: Counter[str] = Counter()
@@ -190,7 +181,7 @@ class ScoreCollector:
 
         Raises ErrorBudgetExceeded if too much failed, and any exception of `records` or a callback.
         """
-        slots = asyncio.Semaphore(2 * self._scorer.max_concurrency)
+        slots = asyncio.Semaphore(2 * self.scorer.max_concurrency)
 
         async def take(record: EpisodeRecord) -> None:
             try:
@@ -199,7 +190,7 @@ class ScoreCollector:
                     await self._take(record)
                 self._retries.add(count.causes, count.waited)
             except ErrorBudgetExceeded:
-                await stop.enter_async_context(self._wait_for_calls())
+                await stop.enter_async_context(self.wait_for_calls())
                 raise
             finally:
                 slots.release()
@@ -216,11 +207,11 @@ class ScoreCollector:
             raise first_error(failure)  # The others come from tasks that it stopped.
         # The final check: only episodes with an output can have scores.
         self._budget.check(self._budget.episodes - self._budget.failed_episodes)
-        done = [self._done[key] for key in self._order]
+        done = [self._done[key] for key in self.order]
         return EvaluationRunOutput(
             eval_input=EvalInput(eval_input_items=[item for item, _ in done]),
             evaluation_results=[
-                (name, summarise([scores[name] for _, scores in done])) for name in self._scorer.names
+                (name, summarise([scores[name] for _, scores in done])) for name in self.scorer.names
             ],
             workflow_interrupted=self._budget.failed_episodes > 0,
             failures=dict(self._budget.counts),
@@ -232,8 +223,8 @@ class ScoreCollector:
 
     async def _take(self, record: EpisodeRecord) -> None:
         """Score an episode. If it is the last of its example, also score the group."""
-        if self._on_episode is not None:
-            self._on_episode(record)
+        if self.on_episode is not None:
+            self.on_episode(record)
         for name, count in call_counts(record).items():
             self._calls[name] += count
         for call in record.calls:
@@ -241,8 +232,8 @@ class ScoreCollector:
         item = make_item(record)
         scores: Scores = {}
         if record.failure is None:
-            scores = await self._scorer.score_single(item)
-        if not self._scorer.needs_groups:
+            scores = await self.scorer.score_single(item)
+        if not self.scorer.needs_groups:
             await self._finish(record, item, scores)
             return
         group = self._waiting.setdefault(item.id, [])
@@ -251,7 +242,7 @@ class ScoreCollector:
             return
         group = sorted(self._waiting.pop(item.id), key=lambda scored: scored[0].generation)
         with_output = [(item, scores) for record, item, scores in group if record.failure is None]
-        compared = await self._scorer.score_group([item for item, _ in with_output])
+        compared = await self.scorer.score_group([item for item, _ in with_output])
         for (_, scores), relative in zip(with_output, compared, strict=True):
             scores |= relative
         for scored in group:
@@ -259,15 +250,15 @@ class ScoreCollector:
 
     async def _finish(self, record: EpisodeRecord, item: EvalInputItem, scores: Scores) -> None:
         if record.failure is None:
-            scores = await self._scorer.combine(item, scores)
+            scores = await self.scorer.combine(item, scores)
         else:
             reason = f"{record.failure.kind}: {record.failure.reason}"
-            scores = {name: unscored(item, reason) for name in self._scorer.names}
-        kept = item if self._keep_episodes else item.model_copy(update={"episode": None})
+            scores = {name: unscored(item, reason) for name in self.scorer.names}
+        kept = item if self.keep_episodes else item.model_copy(update={"episode": None})
         self._done[item.id, item.generation] = (kept, scores)
-        if self._on_score is not None:
+        if self.on_score is not None:
             for name, output in scores.items():
-                self._on_score(name, output)
+                self.on_score(name, output)
         if record.failure is not None:
             self._budget.add(record.failure.kind, record.id, record.failure.reason)
             return
@@ -276,31 +267,25 @@ class ScoreCollector:
                 self._budget.add(f"{_SCORE}{name}", record.id, output.error)
 
 
+@dataclass(eq=False)
 class EvaluationRun(Evaluation):
     """Runs the workflow on examples and scores every episode; each episode and score is a journalled step.
 
     A failed episode or score is kept with its reason and counted. It is never a zero.
     """
 
-    def __init__(
-        self,
-        collector: Collector,
-        evaluators: Mapping[str, Evaluator],
-        journal: Journal,
-        *,
-        error_budget: float = 0.2,
-        timeout: float = 300.0,
-        max_concurrency: int = 16,
-    ) -> None:
-        """`error_budget` is the share of episodes, or of one evaluator's scores, that may fail.
+    collector: Collector
+    evaluators: Mapping[str, Evaluator]
+    journal: Journal
+    error_budget: float = 0.2
+    """The share of episodes, or of one evaluator's scores, that may fail."""
+    timeout: float = 300.0
+    """Seconds for one evaluation, unless the evaluator has its own."""
+    max_concurrency: int = 16
+    """Evaluations that run at the same time, in addition to the collector's episodes."""
 
-        `timeout` is for one evaluation, in seconds, unless the evaluator has its own. At most
-        `max_concurrency` evaluations run at the same time, in addition to the collector's episodes.
-        """
-        self._collector = collector
-        self._journal = journal
-        self._error_budget = error_budget
-        self._scorer = Scorer(evaluators, journal, timeout=timeout, max_concurrency=max_concurrency)
+    def __post_init__(self) -> None:
+        self._scorer = Scorer(self.evaluators, self.journal, self.timeout, self.max_concurrency)
 
     async def run(
         self,
@@ -309,18 +294,13 @@ class EvaluationRun(Evaluation):
         phase: str = "",
         generations: int = 1,
         sampling: Mapping[str, Any] | None = None,
-        on_episode: OnEpisode | None = None,
-        on_score: OnScore | None = None,
-        keep_episodes: bool = True,
         widths: Any = None,
+        **options: Any,
     ) -> EvaluationRunOutput:
         """Run and score the episodes that the journal does not have yet.
 
-        `phase` is unique for each set of weights. An episode is named `<phase>/<example>/<generation>`. An
-        episode or score in the journal is not made again.
-
-        Raises ErrorBudgetExceeded if too many episodes or scores failed. Then failures are forgotten, so that
-        a resumed run retries them. Everything else is kept.
+        `phase` is unique for each set of weights. An episode is named `<phase>/<example>/<generation>`. If
+        too much failed, failures are forgotten, so that a resumed run retries them.
         """
         counts = Counter(example.id for example in examples)
         if twice := [name for name, count in counts.items() if count > 1]:
@@ -336,25 +316,21 @@ class EvaluationRun(Evaluation):
         gathering = ScoreCollector(
             [(job.example.id, job.generation) for job in jobs],
             self._scorer,
-            self._error_budget,
-            keep_episodes=keep_episodes,
-            on_episode=on_episode,
-            on_score=on_score,
-            wait_for_calls=self._collector.wait_for_calls,
+            self.error_budget,
+            wait_for_calls=self.collector.wait_for_calls,
+            **options,
         )
         try:
-            async with self._journal.beginning(f"{phase}/"):
-                return await gathering.score_all(self._collector.collect(jobs))
+            async with self.journal.beginning(f"{phase}/"):
+                return await gathering.score_all(self.collector.collect(jobs))
         except ErrorBudgetExceeded:
             # Failures of episodes that were not yet counted are forgotten too. Pending writes must be
             # committed first, since the loop reads only committed records.
-            await self._journal.flush()
+            await self.journal.flush()
             for job in jobs:
-                record = read_episode(self._journal, job.id, job.example)
-                if record is not None and record.failure is not None:
-                    await self._journal.forget(job.id)
-                elif record is not None:
-                    await self._scorer.forget_failures(job.id, self._journal)
+                is_failed = (self.journal.get(job.id) or {}).get("failure") is not None
+                for key in [job.id] if is_failed else _failed_scores(self.journal, job.id):
+                    await self.journal.forget(key)
             raise
 
 
@@ -367,14 +343,13 @@ async def rescore(
     error_budget: float = 0.2,
     timeout: float = 300.0,  # noqa: ASYNC109 - of one evaluation, not of the whole
     max_concurrency: int = 16,
-    on_score: OnScore | None = None,
-    keep_episodes: bool = True,
+    **options: Any,
 ) -> EvaluationRunOutput:
     """Score the stored episodes of a phase; items come back by the example's id, then generation.
 
     The scores are kept under `<episode id>/rescore:<label>/<evaluator>`, next to the run's own scores. A
     second call with the same label returns the stored scores, so use another label if an evaluator has
-    changed. The other arguments are the same as for `EvaluationRun`.
+    changed. The other arguments are the same as for `EvaluationRun` and its `run`.
 
     Raises RequestError if the phase has no episodes, and ErrorBudgetExceeded if too many scores failed.
     """
@@ -389,7 +364,7 @@ async def rescore(
     scorer = Scorer(
         evaluators, journal, timeout=timeout, max_concurrency=max_concurrency, label=f"rescore:{label}"
     )
-    gathering = ScoreCollector(order, scorer, error_budget, keep_episodes=keep_episodes, on_score=on_score)
+    gathering = ScoreCollector(order, scorer, error_budget, **options)
 
     async def records() -> AsyncGenerator[EpisodeRecord]:
         for key in order:
@@ -402,7 +377,8 @@ async def rescore(
     except ErrorBudgetExceeded:
         await journal.flush()  # As in `EvaluationRun.answer`.
         for episode_id in ids.values():
-            await scorer.forget_failures(episode_id, journal)
+            for score in _failed_scores(journal, episode_id, f"rescore:{label}"):
+                await journal.forget(score)
         raise
 
 
@@ -418,11 +394,17 @@ async def forget_failures(journal: Journal, is_open: Callable[[str], bool]) -> C
         if not is_open(key):
             continue
         if data["failure"] is None:
-            prefix = f"{key}/score/"
-            failed = (scored for scored, value in journal.scan(prefix) if value.get("error") is not None)
-            failures |= {scored: f"score:{scored.removeprefix(prefix)}" for scored in failed}
+            names = _failed_scores(journal, key).items()
+            failures |= {score: f"{_SCORE}{name}" for score, name in names}
         elif (failure := Failure(*data["failure"])).origin != "agent":
             failures[key] = failure.kind
     for key in failures:
         await journal.forget(key)
     return Counter(failures.values())
+
+
+def _failed_scores(journal: Journal, episode_id: str, label: str = "score") -> dict[str, str]:
+    """Return the keys of an episode's scores that failed, each with the evaluator's name."""
+    prefix = f"{episode_id}/{label}/"
+    found = journal.scan(prefix)
+    return {key: key.removeprefix(prefix) for key, data in found if data.get("error") is not None}

@@ -12,7 +12,7 @@ import inspect
 import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, TypeVar, overload
 
@@ -34,7 +34,7 @@ from etude.core.secrets import masked, masked_data
 from etude.core.stats import Bounds
 from etude.core.threads import call_any, no_exit, run_apart, stop_tasks
 from etude.engines.meter import asking_for
-from etude.store.journal import Journal, Steps
+from etude.store.journal import Steps
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
@@ -190,23 +190,22 @@ async def function_evaluator(config: FunctionEvaluatorConfig, builder: Builder) 
     """Build an evaluator from a Python function, an Evaluator, or an Evaluator class in a module."""
     candidate = import_object(config.function)
     if isinstance(candidate, type) and issubclass(candidate, Evaluator):
-        candidate = candidate(**config.arguments)
-    elif isinstance(candidate, Evaluator) and config.arguments:
+        yield candidate(**config.arguments)
+    elif not isinstance(candidate, Evaluator):
+        yield FunctionEvaluator(candidate, arguments=config.arguments)
+    elif config.arguments:
         raise RequestError(f"{config.function} is an Evaluator already, and takes no `arguments`")
-    yield (
-        candidate
-        if isinstance(candidate, Evaluator)
-        else FunctionEvaluator(candidate, arguments=config.arguments)
-    )
+    else:
+        yield candidate
 
 
+@dataclass(eq=False)
 class WeightedEvaluator(Evaluator):
     """The sum of weight times score over its parts. If one part has no score, the sum has none."""
 
-    def __init__(self, parts: Mapping[str, Evaluator], weights: Mapping[str, float]) -> None:
-        """Set the parts and their weights, by the same names."""
-        self.parts = dict(parts)
-        self.weights = dict(weights)
+    parts: Mapping[str, Evaluator]
+    weights: Mapping[str, float]
+    """By the same names as the parts."""
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
         scores = await asyncio.gather(*(part.evaluate_item(item) for part in self.parts.values()))
@@ -248,16 +247,16 @@ async def weighted_evaluator(config: WeightedEvaluatorConfig, builder: Builder) 
     yield WeightedEvaluator(parts, config.weights)
 
 
+@dataclass(eq=False)
 class MeasuredEvaluator(Evaluator):
     """Reads the score that an episode recorded for itself with `episode.score(name, …, agent=…)`.
 
     An episode without it is left out and counted, like any episode whose evaluator failed.
     """
 
-    def __init__(self, name: str, agent: str | None = None, bounds: Bounds | None = None) -> None:
-        self.name = name
-        self.agent = agent
-        self.bounds = bounds
+    name: str
+    agent: str | None = None
+    bounds: Bounds | None = None
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
         """Return the recorded score with its reason, or an error that lists the recorded ones."""
@@ -290,43 +289,36 @@ register_evaluator(config_type=MeasuredConfig)(
 Scores = dict[str, EvalOutputItem]
 """The scores of one episode, by evaluator."""
 
-_TIMES = ("began", "seconds")
 
-
+@dataclass(eq=False)
 class Scorer:
     """Scores episodes that have an output, and never scores one twice.
 
     A score, or a failure, is kept under `<episode id>/<label>/<evaluator>`. An evaluator that a weighted
-    evaluator combines runs only once, even if it is also configured alone.
+    evaluator combines runs only once, even if it is also configured alone. Raises RequestError for two
+    evaluators of one name.
     """
 
-    def __init__(
-        self,
-        evaluators: Mapping[str, Evaluator],
-        journal: Steps,
-        *,
-        timeout: float,
-        max_concurrency: int,
-        label: str = "score",
-    ) -> None:
-        """`timeout` is for one evaluation, in seconds; at most `max_concurrency` run at once.
+    evaluators: Mapping[str, Evaluator]
+    journal: Steps
+    timeout: float
+    """Seconds for one evaluation."""
+    max_concurrency: int
+    """The number of evaluations that run at once."""
+    label: str = "score"
 
-        Raises RequestError for two evaluators of one name.
-        """
-        self.names = tuple(evaluators)
-        self.max_concurrency = max_concurrency
-        self._journal = journal
-        self._timeout = timeout
-        self._label = label
-        self._slots = asyncio.Semaphore(max_concurrency)
+    def __post_init__(self) -> None:
+        self.names = tuple(self.evaluators)
+        self._slots = asyncio.Semaphore(self.max_concurrency)
         self._single: dict[str, Evaluator] = {}
         self._relative: dict[str, Evaluator] = {}
         self._weighted: dict[str, WeightedEvaluator] = {}
-        for name, evaluator in evaluators.items():
+        for name, evaluator in self.evaluators.items():
             self._sort_in(name, as_evaluator(evaluator))
 
     def _sort_in(self, name: str, evaluator: Evaluator) -> None:
-        if self._all().get(name, evaluator) is not evaluator:
+        known = {**self._single, **self._relative, **self._weighted}
+        if known.get(name, evaluator) is not evaluator:
             raise RequestError(
                 f"two evaluators are called '{name}', which a weighted evaluator uses; rename one of them"
             )
@@ -339,9 +331,6 @@ class Scorer:
             self._relative[name] = evaluator
         else:
             self._single[name] = evaluator
-
-    def _all(self) -> dict[str, Evaluator]:
-        return {**self._single, **self._relative, **self._weighted}
 
     @property
     def needs_groups(self) -> bool:
@@ -370,26 +359,17 @@ class Scorer:
 
     def missing(self, episode: EpisodeRecord) -> list[str]:
         """Return the evaluators that judge each episode alone and have not scored this one."""
-        return [
-            name for name in self._single if read_score(self._journal, episode, name, self._label) is None
-        ]
+        return [name for name in self._single if read_score(self.journal, episode, name, self.label) is None]
 
     async def give_up(self, item: EvalInputItem, reason: str) -> None:
         """Store the reason as the failure of each evaluator in `missing`."""
         for name in self.missing(_episode(item)):
             await self._keep(item, name, unscored(item, reason))
 
-    async def forget_failures(self, episode_id: str, journal: Journal) -> None:
-        """Forget the failed scores of an episode, so that they are made again."""
-        for name in self._all():
-            key = _score_key(episode_id, self._label, name)
-            if (journal.get(key) or {}).get("error") is not None:
-                await journal.forget(key)
-
     async def _score(
         self, items: Sequence[EvalInputItem], name: str, evaluator: Evaluator
     ) -> list[EvalOutputItem]:
-        kept = [read_score(self._journal, _episode(item), name, self._label) for item in items]
+        kept = [read_score(self.journal, _episode(item), name, self.label) for item in items]
         # A comparison covers all items together, so one missing score requires a new comparison.
         complete = [output for output in kept if output is not None]
         if len(complete) == len(items):
@@ -397,7 +377,7 @@ class Scorer:
         async with self._slots:
             began, clock = time.time(), time.perf_counter()
             with asking_for("judge", _episode(items[0]).id):
-                outputs = await evaluate(evaluator, items, self._timeout)
+                outputs = await evaluate(evaluator, items, self.timeout)
             times = {"began": began, "seconds": time.perf_counter() - clock}
         pairs = zip(items, outputs, strict=True)
         await asyncio.gather(*(self._keep(item, name, out, **times) for item, out in pairs))
@@ -408,7 +388,7 @@ class Scorer:
         data: dict[str, Any] = {"score": output.score, "reasoning": output.reasoning, "error": output.error}
         data |= {"bounds": output.bounds} if output.bounds else {}
         data |= times
-        await self._journal.put(_score_key(_episode(item).id, self._label, name), data)
+        await self.journal.put(_score_key(_episode(item).id, self.label, name), data)
 
 
 def read_score(
@@ -418,7 +398,7 @@ def read_score(
     data = journal.get(_score_key(episode.id, label, evaluator))
     if data is None:
         return None
-    result = {key: value for key, value in data.items() if key not in _TIMES}
+    result = {key: value for key, value in data.items() if key not in ("began", "seconds")}
     return EvalOutputItem(id=episode.example.id, generation=episode.generation, **result)
 
 
@@ -427,8 +407,7 @@ def _score_key(episode_id: str, label: str, evaluator: str) -> str:
 
 
 def _episode(item: EvalInputItem) -> EpisodeRecord:
-    if item.episode is None:
-        raise ValueError(f"the score of example {item.id!r} cannot be stored, because it has no episode")
+    assert item.episode is not None, "the score of an item without an episode cannot be stored"
     return item.episode
 
 

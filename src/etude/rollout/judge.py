@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, TypeVar
 
-from pydantic import Field
-from pydantic_core import from_json, to_json
+from pydantic import BaseModel, Field, ValidationError
+from pydantic_core import to_json
 
 from etude.config.builder import Builder
 from etude.config.component import EvaluatorConfig
@@ -28,6 +28,7 @@ from etude.core.interfaces import Engine, Evaluator
 from etude.core.keys import fold
 from etude.core.message import Message
 from etude.rollout.evaluator import scored
+from etude.wire.request_body import describe_problems
 
 T = TypeVar("T")
 
@@ -41,7 +42,6 @@ An attempt that gets part of the way may have part of the score.
 Where two attempts differ little, so do their scores; where one is much better, so is its score."""
 
 _FENCE = re.compile(r"```(?:json)?\s*\n(.*)\n\s*```", re.DOTALL)
-_SHOWN_CHARACTERS = 200
 _ATTEMPTS = 3
 """Most times to ask for an answer, if it is malformed."""
 _SCALE = 10.0
@@ -49,8 +49,18 @@ _SCALE = 10.0
 _THINKING = "reasoning_content"
 
 
-class MalformedAnswer(Exception):
-    """A judge's answer that does not have the requested form."""
+class _Grade(BaseModel):
+    reasoning: str
+    score: float = Field(strict=True, ge=0, le=_SCALE)
+
+
+class _AttemptGrade(_Grade):
+    attempt: int
+    score: float = Field(strict=True, ge=0, le=1)
+
+
+class _Judgement(BaseModel):
+    scores: list[_AttemptGrade]
 
 
 class JudgeConfig(EvaluatorConfig):
@@ -68,11 +78,12 @@ class Judge:
     max_tokens: int = 4096
     """Most tokens of one answer."""
 
-    async def ask(self, system: str, material: Any, parse: Callable[[Any], T], key: int) -> T:
+    async def ask(self, system: str, material: Any, parse: Callable[[str], T], key: int) -> T:
         """Return the judge's JSON answer about `material`, as `parse` reads it.
 
-        If an answer is malformed, the judge is shown it with the problem, and asked again. Raises EtudeError
-        if no attempts are left, and EngineError if the judge's model fails.
+        The answer is JSON alone, in a code fence, or after a model's thinking. If it is malformed, which
+        `parse` says by a ValueError, the judge is shown it with the problem, and asked again. Raises
+        EtudeError if no attempts are left, and EngineError if the judge's model fails.
         """
         sampling = Sampling(temperature=0.0, max_tokens=self.max_tokens)
         question: tuple[Message, ...] = (
@@ -84,11 +95,15 @@ class Judge:
             request = ChatRequest(messages=messages, sampling=sampling, key=fold(key, attempt))
             completion = await self.engine.complete(request)
             text = completion.message.get("content") or ""
+            answer = text.rpartition("</think>")[2].strip()
+            fenced = _FENCE.fullmatch(answer)
             try:
                 if completion.finish_reason == "length":
-                    raise MalformedAnswer("it was cut off at the most tokens allowed")
-                return parse(parse_object(text))
-            except MalformedAnswer as error:
+                    raise ValueError("it was cut off at the most tokens allowed")
+                return parse(fenced[1] if fenced else answer)
+            except ValidationError as error:
+                problem = describe_problems(error.errors())[0]
+            except ValueError as error:
                 problem = str(error)
             correction = f"This answer cannot be used: {problem}. Answer again, with the JSON object alone."
             messages = (
@@ -97,34 +112,6 @@ class Judge:
                 {"role": "user", "content": correction},
             )
         raise EtudeError(f"the judge gave no usable answer in {_ATTEMPTS} attempts; the last: {problem}")
-
-
-def parse_object(text: str) -> dict[str, Any]:
-    """Return the one JSON object in an answer: alone, in a code fence, or after a model's thinking.
-
-    Raises MalformedAnswer for anything else.
-    """
-    answer = text.rpartition("</think>")[2].strip()
-    fenced = _FENCE.fullmatch(answer)
-    try:
-        value = from_json(fenced[1] if fenced else answer, allow_inf_nan=False)
-    except ValueError as error:
-        raise MalformedAnswer(f"it is not JSON ({error}): {answer[:_SHOWN_CHARACTERS]!r}") from error
-    if not isinstance(value, dict):
-        raise MalformedAnswer(f"it is a {type(value).__name__}, not a JSON object")
-    return value
-
-
-def _parse_grade(answer: dict[str, Any], highest: float) -> tuple[float, str]:
-    """Return `score`, a number in [0, highest], and the reasoning. Raises MalformedAnswer without them."""
-    score = answer.get("score")
-    if isinstance(score, bool) or not isinstance(score, int | float):
-        raise MalformedAnswer(f"its score is {score!r}, not a number")
-    if not 0 <= score <= highest:
-        raise MalformedAnswer(f"its score {score} is not between 0 and {highest:g}")
-    if not isinstance(answer.get("reasoning"), str):
-        raise MalformedAnswer("its reasoning is not a text")
-    return float(score), answer["reasoning"]
 
 
 async def _make_judge(builder: Builder, name: str) -> Judge:
@@ -143,17 +130,16 @@ class LlmJudgeConfig(JudgeConfig, name="llm_judge"):
     """Show the judge the whole conversation, and not only the output."""
 
 
+@dataclass(eq=False)
 class LlmJudge(Evaluator):
     """Scores an episode in [0, 1] by a model's grade. Raises EtudeError if it gives no usable one."""
 
+    config: LlmJudgeConfig
+    judge: Judge
     bounds = (0.0, 1.0)
 
-    def __init__(self, config: LlmJudgeConfig, judge: Judge) -> None:
-        self._config = config
-        self._judge = judge
-
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
-        config = self._config
+        config = self.config
         material: dict[str, Any] = {"task": item.input_obj}
         if item.expected_output_obj is not None:
             material["expected"] = item.expected_output_obj
@@ -167,12 +153,9 @@ class LlmJudge(Evaluator):
             '{"reasoning": "one or two sentences", "score": number}'
         )
 
-        def parse(answer: dict[str, Any]) -> tuple[float, str]:
-            score, reasoning = _parse_grade(answer, _SCALE)
-            return score / _SCALE, reasoning
-
         key = fold(0, "llm_judge", item.id, item.generation)
-        return scored(item, await self._judge.ask(system, material, parse, key))
+        grade = await self.judge.ask(system, material, _Grade.model_validate_json, key)
+        return scored(item, (grade.score / _SCALE, grade.reasoning))
 
 
 @register_evaluator(config_type=LlmJudgeConfig)
@@ -188,17 +171,16 @@ class GroupJudgeConfig(JudgeConfig, name="group_judge"):
     """The criteria that make one attempt better than another."""
 
 
+@dataclass(eq=False)
 class GroupJudge(Evaluator):
     """Scores all episodes of one example in [0, 1], with one model call that sees them all.
 
     Raises EtudeError if there is no usable judgement.
     """
 
+    config: GroupJudgeConfig
+    judge: Judge
     bounds = (0.0, 1.0)
-
-    def __init__(self, config: GroupJudgeConfig, judge: Judge) -> None:
-        self._config = config
-        self._judge = judge
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
         return (await self.evaluate_group([item]))[0]
@@ -211,7 +193,7 @@ class GroupJudge(Evaluator):
         system = (
             "You are shown attempts of an AI agent at one task, all with the same goal. Judge what the goal "
             "is, and score each attempt against the others, from 0 to 1, by this:\n\n"
-            f"{self._config.rubric.strip()}\n\n"
+            f"{self.config.rubric.strip()}\n\n"
             f"{MATERIAL}\nAnswer with one JSON object and nothing else, with every attempt in it once: "
             '{"scores": [{"attempt": 1, "reasoning": "one sentence", "score": number}, …]}'
         )
@@ -228,22 +210,20 @@ class GroupJudge(Evaluator):
             for number, transcript in enumerate(distinct, start=1)
         ]
 
-        def parse(answer: dict[str, Any]) -> list[tuple[float, str]]:
-            scores, attempts = answer.get("scores"), len(distinct)
-            if not isinstance(scores, list) or not all(isinstance(entry, dict) for entry in scores):
-                raise MalformedAnswer("its 'scores' is not a list of objects")
-            numbers = [entry.get("attempt") for entry in scores]
-            if sorted(map(str, numbers)) != sorted(map(str, range(1, attempts + 1))):
-                raise MalformedAnswer(
+        def parse(answer: str) -> list[_AttemptGrade]:
+            grades = sorted(_Judgement.model_validate_json(answer).scores, key=lambda grade: grade.attempt)
+            numbers, attempts = [grade.attempt for grade in grades], len(distinct)
+            if numbers != [*range(1, attempts + 1)]:
+                raise ValueError(
                     f"it scores the attempts {numbers}; it must score each of 1 to {attempts} once"
                 )
-            ordered = sorted(scores, key=lambda entry: int(entry["attempt"]))
-            return [_parse_grade(entry, 1.0) for entry in ordered]
+            return grades
 
         key = fold(0, "group_judge", items[0].id, *(item.generation for item in items))
-        judgements = await self._judge.ask(system, material, parse, key)
+        judgements = await self.judge.ask(system, material, parse, key)
         judged = dict(zip(shown, judgements, strict=True))
-        return [scored(item, judged[text]) for item, text in zip(items, texts, strict=True)]
+        grades = [judged[text] for text in texts]
+        return [scored(item, (of.score, of.reasoning)) for item, of in zip(items, grades, strict=True)]
 
 
 @register_evaluator(config_type=GroupJudgeConfig)

@@ -8,8 +8,9 @@ import hashlib
 import inspect
 import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -27,7 +28,7 @@ from etude.store.episodes import CallReader, call_key, encode_call, shared_messa
 from etude.store.journal import Json, Steps
 from etude.wire.dialect import ChatBody, model_object
 from etude.wire.request_body import change_sampling
-from etude.wire.retries import ContextValue, count_retries
+from etude.wire.retries import count_retries, set_value
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
@@ -149,29 +150,14 @@ def make_reply(call: Call) -> Reply:
 
 
 def _tool_call(wire: Any) -> ToolCall:
-    function = wire["function"]
-    try:
+    function, arguments = wire["function"], None
+    with suppress(RequestError):
         arguments = tool_arguments(function)
-    except RequestError:
-        arguments = None
     return ToolCall(wire.get("id", ""), function["name"], arguments, function["arguments"])
 
 
 current_function: ContextVar[str] = ContextVar("etude_function", default=WORKFLOW)
 """The function that model calls made here belong to."""
-
-
-class FunctionScope(ContextValue[str]):
-    """Attributes model calls made inside to the named function, with `with` or `async with`."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(current_function, name)
-
-    async def __aenter__(self) -> None:
-        self.__enter__()
-
-    async def __aexit__(self, *error: object) -> None:
-        self.__exit__()
 
 
 @overload
@@ -188,25 +174,23 @@ def function(fn: Fn | None = None, /, *, name: str | None = None) -> Fn | Callab
     `@etude.function` takes the function's own name, `@etude.function(name="search")` another one.
     `finetuning.target_functions` lists these names.
     """
-    return (lambda fn: _copy_with_name(fn, name)) if fn is None else _copy_with_name(fn, name)
+
+    def copy_with_name(fn: Fn) -> Fn:
+        label = name or fn.__name__
+        if not inspect.iscoroutinefunction(fn):
+            return set_value(current_function, label)(fn)
+
+        @functools.wraps(fn)
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            with set_value(current_function, label):
+                return await fn(*args, **kwargs)
+
+        return cast("Fn", call)
+
+    return copy_with_name if fn is None else copy_with_name(fn)
 
 
-def _copy_with_name(fn: Fn, name: str | None) -> Fn:
-    label = name or fn.__name__
-
-    @functools.wraps(fn)
-    async def call_async(*args: Any, **kwargs: Any) -> Any:
-        with FunctionScope(label):
-            return await fn(*args, **kwargs)
-
-    @functools.wraps(fn)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with FunctionScope(label):
-            return fn(*args, **kwargs)
-
-    return cast("Fn", call_async if inspect.iscoroutinefunction(fn) else call)
-
-
+@dataclass(eq=False)
 class Recorder:
     """The calls of one episode, in order.
 
@@ -215,32 +199,24 @@ class Recorder:
     a new request gets a new answer.
     """
 
-    def __init__(
-        self,
-        episode_id: str,
-        models: Models,
-        journal: Steps,
-        *,
-        seed: int,
-        override: Mapping[str, Any] | None = None,
-        max_calls: int | None = None,
-    ) -> None:
-        """Start a record. `override` sets fields of `Sampling` for all calls, over the agent's."""
-        self.models = models
-        self.episode_id = episode_id
-        self.journal = journal
-        self._seed = seed
-        self._override = override or {}
-        self._max_calls = max_calls
-        self._asked: dict[str, int] = {}
+    episode_id: str
+    models: Models
+    journal: Steps
+    seed: int
+    override: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `Sampling` for all calls, over the agent's."""
+    max_calls: int | None = None
+    names: dict[int, str] = field(default_factory=dict)
+    """The names of the calls in the journal, by index."""
+    fatal: EtudeError | None = None
+    """Set when the run cannot continue, however the agent handles the error."""
+
+    def __post_init__(self) -> None:
+        self._asked: Counter[str] = Counter()
         self._calls: list[Call | None] = []
-        self.names: dict[int, str] = {}
-        """The names of the calls in the journal, by index."""
-        self._reader = CallReader(journal, episode_id)
+        self._reader = CallReader(self.journal, self.episode_id)
         self._closed = False
         self._longest = 0.0
-        self.fatal: EtudeError | None = None
-        """Set when the run cannot continue, however the agent handles the error."""
 
     @property
     def last_index(self) -> int:
@@ -280,16 +256,15 @@ class Recorder:
         await self._admit()
         model = self.models.choose(model)
         default = self.models.sampling.get(model) or Sampling()
-        chosen = change_sampling(change_sampling(default, asked.sampling), self._override)
+        chosen = change_sampling(change_sampling(default, asked.sampling), self.override)
         if asked.choice and chosen.seed is not None:
             chosen = replace(chosen, seed=fold(chosen.seed, "choice", asked.choice))
         options = {**self.models.template_options.get(model, {}), **asked.template_options}
         request = replace(asked, template_options=options).as_request(chosen)
         digest = _digest(model, request)
-        count = self._asked.get(digest, 0)
-        self._asked[digest] = count + 1
-        name = f"{digest}/{count}"
-        key = fold(self._seed, self.episode_id, name) if chosen.seed is None else chosen.seed
+        name = f"{digest}/{self._asked[digest]}"
+        self._asked[digest] += 1
+        key = fold(self.seed, self.episode_id, name) if chosen.seed is None else chosen.seed
         request = replace(request, key=key, conversation=self.episode_id)
         index = len(self._calls)
         self._calls.append(None)
@@ -310,9 +285,9 @@ class Recorder:
             await asyncio.sleep(0.05)
         if self._closed:
             problem = "is over; it can make no more calls"
-        elif self._max_calls is not None and len(self._calls) >= self._max_calls:
+        elif self.max_calls is not None and len(self._calls) >= self.max_calls:
             problem = (
-                f"has made {self._max_calls} calls, which is the limit; fix the agent's loop, or raise "
+                f"has made {self.max_calls} calls, which is the limit; fix the agent's loop, or raise "
                 "eval.general.max_calls"
             )
         else:

@@ -7,9 +7,8 @@ import contextlib
 import functools
 import inspect
 import json
-import re
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -34,12 +33,6 @@ from etude.store.journal import Steps
 from etude.wire.request_body import check_conversation
 
 T = TypeVar("T")
-
-
-_HEADING = re.compile(
-    r"^((?:keyword |other )?(?:args|arguments|params|parameters)):[ \t]*\n+(?=[ \t]+\S)", re.M | re.I
-)
-"""griffe recognises this heading only after a blank line, and only without one below it."""
 
 
 class PythonFunction:
@@ -99,10 +92,11 @@ def _read_docstring(docstring: str) -> tuple[str, dict[str, str]]:
     from griffe import Docstring, parse_auto
     from griffe import DocstringSectionKind as Kind
 
-    spaced = Docstring(_HEADING.sub(r"\n\1:\n", docstring))
     pieces, descriptions = [], dict[str, str]()
     quietly: Any = {style: {"warnings": False} for style in ("google", "numpy", "sphinx")}
-    for section in parse_auto(spaced, method="max_sections", default="google", per_style_options=quietly):
+    for section in parse_auto(
+        Docstring(docstring), method="max_sections", default="google", per_style_options=quietly
+    ):
         match section.kind:
             case Kind.parameters | Kind.other_parameters:
                 for each in section.value:
@@ -179,6 +173,7 @@ register_tools(config_type=FunctionToolsConfig)(
 )
 
 
+@dataclass(eq=False)
 class EpisodeTools:
     """One episode's tools: which are open, their calls and their results.
 
@@ -186,23 +181,18 @@ class EpisodeTools:
     episode that runs again gets its old results.
     """
 
-    def __init__(
-        self,
-        episode_id: str,
-        sets: Mapping[str, ToolSet],
-        journal: Steps,
-        record: Callable[[Event], None],
-        run: Callable[[Coroutine[Any, Any, str]], Awaitable[str]],
-    ) -> None:
-        """`run` runs a coroutine on the run's event loop."""
-        self.episode_id = episode_id
-        self._sets = sets
-        self._journal = journal
-        self.record, self.run = record, run
+    episode_id: str
+    sets: Mapping[str, ToolSet]
+    journal: Steps
+    record: Callable[[Event], None]
+    run: Callable[[Coroutine[Any, Any, str]], Awaitable[str]]
+    """Runs a coroutine on the run's event loop."""
+    counts: Counter[str] = field(default_factory=Counter)
+    """The number of calls by set name."""
+
+    def __post_init__(self) -> None:
         self._open: list[contextlib.AsyncExitStack] = []
-        self.counts = defaultdict[str, int](int)
-        """The number of calls by set name."""
-        self._asked = defaultdict[str, int](int)
+        self._asked: Counter[str] = Counter()
 
     def find(self, wanted: str | ToolSet | Callable[..., Any]) -> ToolSet:
         """Return a set by name, or a new one for a function. Raises RequestError for an unknown name."""
@@ -210,15 +200,15 @@ class EpisodeTools:
             return wanted
         if callable(wanted):
             return ToolSet(getattr(wanted, "__name__", type(wanted).__name__), FunctionTools([wanted]))
-        if wanted not in self._sets:
-            hint = alternatives(wanted, self._sets, otherwise="the config has none")
+        if wanted not in self.sets:
+            hint = alternatives(wanted, self.sets, otherwise="the config has none")
             raise RequestError(f"there is no tool set '{wanted}' under 'tools'{hint}")
-        return self._sets[wanted]
+        return self.sets[wanted]
 
     @contextlib.asynccontextmanager
     async def open(self, wanted: Sequence[str | ToolSet | Callable[..., Any]]) -> AsyncIterator[Tools]:
         """Open the tools of these sets together, and close them at the end, or with the episode."""
-        sets = [self.find(each) for each in wanted or self._sets]
+        sets = [self.find(each) for each in wanted or self.sets]
         stack = contextlib.AsyncExitStack()
         self._open.append(stack)
         async with stack:
@@ -246,7 +236,7 @@ class EpisodeTools:
                     del opened.recorded[0]
             return await opened.call(name, arguments)
 
-        result: ToolResult = await self._journal.step(
+        result: ToolResult = await self.journal.step(
             f"{self.episode_id}/tool/{digest}/{count}",
             call,
             encode=asdict,

@@ -50,10 +50,7 @@ class Workflow:
             raise RequestError(
                 f"a workflow must be a function of an example and an episode, found {self.fn!r:.80}"
             )
-        try:
-            signature = inspect.signature(self.fn)
-        except (TypeError, ValueError):
-            return  # A function written in C: the call will show whether it fits.
+        signature = inspect.signature(self.fn)
         try:
             (signature.bind if complete else signature.bind_partial)(None, None, **self.arguments)
             order_by_name(signature, _PARAMETERS)
@@ -71,10 +68,7 @@ class Workflow:
 
     @functools.cached_property
     def _order(self) -> tuple[str, ...]:
-        try:
-            return order_by_name(inspect.signature(self.fn), _PARAMETERS)
-        except (TypeError, ValueError):
-            return _PARAMETERS  # A function written in C.
+        return order_by_name(inspect.signature(self.fn), _PARAMETERS)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function itself, as if it had not been decorated."""
@@ -112,9 +106,10 @@ def workflow(
     used.
     """
 
-    if fn is None:
-        return lambda fn: Workflow(_name(fn) if name is None else name, fn, timeout)
-    return Workflow(_name(fn) if name is None else name, fn, timeout)
+    def make(fn: Callable[..., Any]) -> Workflow:
+        return Workflow(_name(fn) if name is None else name, fn, timeout)
+
+    return make if fn is None else make(fn)
 
 
 def as_workflow(obj: Any, *, arguments: Mapping[str, Any] | None = None) -> Workflow:

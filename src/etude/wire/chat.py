@@ -23,15 +23,13 @@ from etude.wire.request_body import (
     FORM_FIELDS,
     Effort,
     Flag,
+    FormFields,
     Integer,
     Neutral,
     RequestBody,
     Wish,
     check_conversation,
     choose_tool,
-    only_one,
-    read_format,
-    read_structured,
     validate_body,
     without_unset,
 )
@@ -50,32 +48,19 @@ class StreamOptions(BaseModel, extra="forbid"):
     continuous_usage_stats: Literal[False] | None = None
 
 
-class InferenceBody(RequestBody):
+class InferenceBody(RequestBody, FormFields):
     """The parameters that chat completions and completions share."""
 
     neutral: ClassVar[Neutral] = {
         **RequestBody.neutral,
         "modalities": (["text"],),
-        "best_of": (1,),
-        "echo": (False,),
-        "suffix": ("",),
         "skip_special_tokens": (False,),
         # Only tokenizers of another kind offer a choice.
         "spaces_between_special_tokens": (True, False),
-        "add_special_tokens": (False,),
-        "ignore_eos": (False,),
-        "include_stop_str_in_output": (False,),
-        "include_reasoning": (True,),
     }
 
     model: str
     n: Integer | None = Field(default=None, ge=1, le=128)
-    response_format: dict[str, Any] | None = Field(
-        default=None, description="`text`, `json_object`, or `json_schema`, which is enforced."
-    )
-    structured_outputs: dict[str, Any] | None = Field(
-        default=None, description="vLLM: one of `json`, `regex`, `choice`, `grammar`, `json_object`."
-    )
     return_token_ids: Flag | None = Field(default=None, description="vLLM: return token ids as well.")
     return_tokens_as_token_ids: Flag | None = Field(
         default=None, description="vLLM: name the tokens of logprobs by their ids, `token_id:7`."
@@ -83,11 +68,7 @@ class InferenceBody(RequestBody):
 
     def given_values(self) -> dict[str, Any]:
         """Return the sampling parameters and the answer's constraint. Raises RequestError for two."""
-        forms = (
-            read_format(self.response_format, "response_format"),
-            read_structured(self.structured_outputs),
-        )
-        return super().given_values() | only_one(forms)
+        return super().given_values() | self.constraint()
 
     def request(self, **fields: Any) -> ChatBody:
         """Return the request without its prompts."""
@@ -101,12 +82,6 @@ class InferenceBody(RequestBody):
 
 class ChatCompletionBody(InferenceBody):
     """The body of `POST /v1/chat/completions`."""
-
-    neutral: ClassVar[Neutral] = {
-        **InferenceBody.neutral,
-        "add_generation_prompt": (True,),
-        "continue_final_message": (False,),
-    }
 
     messages: list[Message] = Field(min_length=1)
     stream_options: StreamOptions | None = None
@@ -154,8 +129,6 @@ class ChatCompletionBody(InferenceBody):
 
 class CompletionBody(InferenceBody):
     """The body of `POST /v1/completions`."""
-
-    neutral: ClassVar[Neutral] = {**InferenceBody.neutral, "add_special_tokens": (True,)}
 
     prompt: str | TokenIds | list[str] | list[TokenIds] = Field(min_length=1)
     stream: Literal[False] | None = None

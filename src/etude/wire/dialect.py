@@ -336,20 +336,16 @@ class Stream(ABC):
         """The sent part of each answer, by its index."""
 
     def add(self, index: int, heading: AnswerHeader, delta: Delta) -> Iterator[Event]:
-        """Yield the events of a piece of an answer."""
-        yield from self._begin_answer(index, heading, delta)
-        self.said[index].take(delta)
-        yield from self.pieces(index, heading, delta)
-
-    def finish(self, index: int, answer: RecordedCompletion) -> Iterator[Event]:
-        """Yield the events of the rest of an answer that is complete."""
-        yield from self._begin_answer(index, answer, answer.completion)
-        yield from self.last(index, answer, self.said[index].take_rest(answer.completion))
-
-    def _begin_answer(self, index: int, heading: AnswerHeader, source: Delta | Completion) -> Iterator[Event]:
+        """Yield the events of a piece of an answer, or of the rest of the whole answer (`heading`)."""
+        answer = heading.completion if isinstance(heading, RecordedCompletion) else None
         if index not in self.said:
             self.said[index] = StreamProgress()
-            yield from self.begin(index, heading, source.prompt_ids)
+            yield from self.begin(index, heading, (answer or delta).prompt_ids)
+        if isinstance(heading, RecordedCompletion):
+            yield from self.last(index, heading, self.said[index].take_rest(heading.completion))
+        else:
+            self.said[index].take(delta)
+            yield from self.pieces(index, heading, delta)
 
     @abstractmethod
     def begin(self, index: int, heading: AnswerHeader, prompt_ids: Sequence[int] | None) -> Iterator[Event]:

@@ -10,7 +10,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import httpx
@@ -80,6 +80,7 @@ class Readers(Protocol):
         """Open the `TextCodec` of a model; "" names the default model. Raises EtudeError."""
 
 
+@dataclass(eq=False)
 class Gateway:
     """Serves chat completions, the Responses API and Anthropic's messages to one episode.
 
@@ -87,24 +88,17 @@ class Gateway:
     recorded one.
     """
 
-    def __init__(
-        self,
-        handler: Handler,
-        memory: AnswerMemory | None = None,
-        readers: Readers | None = None,
-        *,
-        finishes: bool = True,
-    ) -> None:
-        """All gateways of an episode share `memory`; `readers` serve `/models` and token counts.
+    handler: Handler
+    memory: AnswerMemory = field(default_factory=AnswerMemory)
+    """Shared by all gateways of an episode."""
+    readers: Readers | None = None
+    """They serve `/models` and token counts."""
+    finishes: bool = True
+    """Whether an answer is sampled to its end after its client has hung up."""
 
-        `finishes` says whether an answer is sampled to its end after its client has hung up.
-        """
-        self._handler = handler
-        self._readers = readers
-        self._finishes = finishes
+    def __post_init__(self) -> None:
         self._under_way: set[asyncio.Task[None]] = set()
-        memory = memory or AnswerMemory()
-        self._dialects = {path: dialect(memory) for path, dialect in _DIALECTS.items()}
+        self._dialects = {path: dialect(self.memory) for path, dialect in _DIALECTS.items()}
 
     async def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Response:
         """Answer one HTTP request.
@@ -115,23 +109,24 @@ class Gateway:
         try:
             return await self.respond(method, path, headers, body)
         except EtudeError as error:
-            return error_response(path, _http_status(error), str(error), code=choose_code(error), cause=error)
+            return error_response(path, error)
 
     async def respond(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Response:
         """Answer a request, for callers with custom error responses. Raises EtudeError."""
         path = _plain_path(path)
         known = [f"POST {each}" for each in _DIALECTS]
-        if self._readers is not None:
+        if self.readers is not None:
             known += [f"POST {COUNT_TOKENS}", "GET /models"]
         if f"{method} {path}" not in known:
             message = f"{method} {path} is not served here; the server answers {', '.join(known)}"
-            return error_response(path, 404, message, code="unknown_url")
-        if method == "GET" and self._readers is not None:
-            return _json_response({"object": "list", "data": self._readers.models(), "has_more": False})
-        if path == COUNT_TOKENS and self._readers is not None:
+            error = find_dialect(path).error(404, message, param=None, code="unknown_url")
+            return _json_response(error, 404, {"x-should-retry": "false"})
+        if self.readers is not None and method == "GET":
+            return _json_response({"object": "list", "data": self.readers.models(), "has_more": False})
+        if path == COUNT_TOKENS and self.readers is not None:
             asked = await call_off_loop(len(body), self._read, MessagesDialect(AnswerMemory()), body)
             request = ChatRequest(asked.messages, asked.tools, template_options=asked.template_options)
-            async with self._readers.reader(asked.model) as codec:
+            async with self.readers.reader(asked.model) as codec:
                 prompt = await call_off_loop(len(body), codec.template.prompt, request)
                 return _json_response({"input_tokens": len(prompt.ids)})
         dialect = self._dialects[path]
@@ -164,7 +159,7 @@ class Gateway:
 
     async def _answer_one(self, asked: ChatBody) -> RecordedCompletion:
         """Return one answer. Raises the handler's errors, and ImpossibleCall for missing fields."""
-        answer = await self._handler(asked)
+        answer = await self.handler(asked)
         require_asked(answer.completion, logprobs=asked.logprobs, top=asked.top_logprobs)
         return answer
 
@@ -187,23 +182,18 @@ class Gateway:
                 async for event in _events(dialect, asked, first, news):
                     yield event
             finally:
-                if not self._finishes:
+                if not self.finishes:
                     sampling.cancel()
 
-        return StreamingResponse(sent(), headers=_STREAM_HEADERS)
+        headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        return StreamingResponse(sent(), headers=headers, media_type="text/event-stream")
 
 
 _News: TypeAlias = tuple[int, AnswerHeader, Delta] | Exception | None
 """A piece of an answer, or the whole answer as the heading; an error; or None at the end."""
 
-_STREAM_HEADERS = {
-    "content-type": "text/event-stream",
-    "cache-control": "no-cache",
-    "x-accel-buffering": "no",
-}
 
-
-def server_sent(data: Any, name: str | None = None) -> bytes:
+def server_sent(name: str | None, data: Any) -> bytes:
     """Encode a server-sent event; its data become JSON unless they are text."""
     text = data if isinstance(data, str) else json.dumps(data)
     head = "" if name is None else f"event: {name}\n"
@@ -219,20 +209,16 @@ async def _events(
     while item is not None:
         if isinstance(item, Exception):
             failure = item if isinstance(item, EtudeError) else EngineError(str(item))
-            error = dialect.error(_http_status(failure), str(failure), param=None, code=choose_code(failure))
-            yield server_sent(error, dialect.error_event)
+            yield server_sent(dialect.error_event, _error_object(type(dialect), failure))
             return
         index, heading, delta = item
         if isinstance(heading, RecordedCompletion):
             answers[index] = heading
-            made = stream.finish(index, heading)
-        else:
-            made = stream.add(index, heading, delta)
-        if text := b"".join(server_sent(data, name) for name, data in made):
+        if text := b"".join(server_sent(*event) for event in stream.add(index, heading, delta)):
             yield text
         item = await news.get()
     reply = dialect.reply([answers[index] for index in sorted(answers)], asked)
-    yield b"".join(server_sent(data, name) for name, data in stream.end(reply))
+    yield b"".join(server_sent(*event) for event in stream.end(reply))
 
 
 async def _listen(handler: Handler, requests: Sequence[ChatBody], news: asyncio.Queue[_News]) -> None:
@@ -258,24 +244,15 @@ async def _listen(handler: Handler, requests: Sequence[ChatBody], news: asyncio.
     news.put_nowait(None)
 
 
-def error_response(
-    path: str,
-    status: int,
-    message: str,
-    *,
-    param: str | None = None,
-    code: str | None = None,
-    cause: EtudeError | None = None,
-) -> Response:
+def error_response(path: str, error: EtudeError) -> Response:
     """Return an error response in the format of the path's API."""
-    headers = {"x-should-retry": "false"}
-    if cause is not None:
-        headers[ERROR_HEADER] = type(cause).__name__
-    if isinstance(cause, RequestError | ImpossibleCall):
-        param = cause.param
-    dialect = find_dialect(path)
-    error = dialect.error(status, message, param=param, code=code)
-    return _json_response(error, status, headers)
+    headers = {"x-should-retry": "false", ERROR_HEADER: type(error).__name__}
+    return _json_response(_error_object(find_dialect(path), error), _http_status(error), headers)
+
+
+def _error_object(dialect: type[Dialect], error: EtudeError) -> dict[str, Any]:
+    param = getattr(error, "param", None)
+    return dialect.error(_http_status(error), str(error), param=param, code=choose_code(error))
 
 
 def find_dialect(path: str) -> type[Dialect]:
@@ -324,7 +301,7 @@ class RecordingTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
     def __init__(
         self, handler: Handler, memory: AnswerMemory | None = None, run: RunOnLoop | None = None
     ) -> None:
-        self._gateway = Gateway(handler, memory)
+        self._gateway = Gateway(handler, memory or AnswerMemory())
         self._run: Any = run
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -348,7 +325,7 @@ class RecordingTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
             f"this is the episode's client, which asks only the recorded models and not {request.url}; to "
             "ask another server, make a client of its own: openai.AsyncOpenAI(base_url=…, api_key=…)"
         )
-        return error_response(path, 400, str(error), cause=error)
+        return error_response(path, error)
 
     def _pieces(self, pieces: AsyncIterator[Any]) -> Iterator[bytes]:
         async def next_piece() -> Any:
@@ -367,7 +344,7 @@ def recording_client(handler: Handler, memory: AnswerMemory | None = None) -> As
     return AsyncOpenAI(**_SETTINGS, http_client=http_client)
 
 
-def blocking_recording_client(handler: Handler, run: RunOnLoop, memory: AnswerMemory | None = None) -> OpenAI:
+def blocking_recording_client(handler: Handler, run: RunOnLoop, memory: AnswerMemory) -> OpenAI:
     """Return an `OpenAI` client for functions without asyncio; see `recording_client`."""
     from openai import OpenAI
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import hmac
 import ipaddress
 import logging
@@ -71,29 +70,23 @@ Check = Callable[[Scope, Headers], None]
 """Raises ApiError for a request without access."""
 
 
+@dataclass
 class RequestChecks:
     """ASGI middleware that refuses requests, limits their bodies, and answers failures.
 
     A failure of the application becomes an error object and one line in the log.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        check: Check | None = None,
-        *,
-        max_body: Callable[[str], int] = lambda path: USUAL_BODY,
-    ) -> None:
-        """`max_body` returns the maximum size in bytes of a request body, by path."""
-        self._app = app
-        self._check = check
-        self._max_body = max_body
+    app: ASGIApp
+    check: Check | None = None
+    max_body: Callable[[str], int] = lambda path: USUAL_BODY
+    """Returns the maximum size in bytes of a request body, by path."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
-        is_started, seen, limit = False, 0, self._max_body(scope["path"])
+        is_started, seen, limit = False, 0, self.max_body(scope["path"])
 
         async def receive_some() -> Message:
             """Receive a piece of the body, if not too large: clients need not declare the length."""
@@ -110,13 +103,13 @@ class RequestChecks:
 
         try:
             headers = Headers(scope=scope)
-            if self._check is not None:
-                self._check(scope, headers)
+            if self.check is not None:
+                self.check(scope, headers)
             length = headers.get("content-length", "0")
             _check_size(int(length) if length.isdecimal() else 0, limit)
             if (encoding := headers.get("content-encoding", "identity")) != "identity":
                 raise ApiError(415, f"the body is compressed ({encoding}); send it as plain JSON")
-            await self._app(scope, receive_some, send_on)
+            await self.app(scope, receive_some, send_on)
             return
         except ApiError as error:
             answer = error
@@ -191,10 +184,8 @@ def listen(host: str, port: int) -> socket.socket:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listening = socket.create_server((host, port), family=family, backlog=512)
     except OSError as error:
-        in_use = f"port {port} on {host} is in use by another program; stop it"
-        other = f"cannot listen on {host}:{port}: {error.strerror}"
-        reason = in_use if error.errno == errno.EADDRINUSE else other
-        raise RequestError(f"{reason}, or choose another port (0 takes a free one)") from error
+        remedy = "stop the program that uses it, or choose another port (0 takes a free one)"
+        raise RequestError(f"cannot listen on {host}:{port}: {error.strerror}; {remedy}") from error
     # Connections inherit the option. asyncio sets it only on sockets made with IPPROTO_TCP. Without it, a
     # response with separate writes for head and body waits 40 ms for the client's delayed acknowledgement.
     listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -301,7 +292,7 @@ class EndpointServer:
             self._base_url = f"http://{_HOST}:{listening.getsockname()[1]}/v1"
             self._server = BackgroundServer(RequestChecks(self._record), listening)
         key = f"etude-{secrets.token_urlsafe(32)}"
-        self._gateways[key] = Gateway(handler, memory, readers)
+        self._gateways[key] = Gateway(handler, memory or AnswerMemory(), readers)
         return Endpoint(self._base_url, key)
 
     def revoke(self, endpoint: Endpoint) -> None:

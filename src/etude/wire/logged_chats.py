@@ -99,9 +99,19 @@ class _Row(_Request):
     response: Annotated[dict[str, Any] | None, _Parsed] = None
 
     def chats(self) -> list[Chat]:
-        """Return the row's chats: one, or one for each answer to a request. Raises RequestError."""
+        """Return the row's chats: one, or one for each answer to a request. Raises RequestError.
+
+        A conversation has a call for each answer, except those with weight 0.
+        """
         if self.messages is not None:
-            chats = [self._conversation()]
+            asked, calls = self.as_chat(), list[Call]()
+            for at, message in enumerate(asked.messages):
+                if at and message["role"] == "assistant" and self.messages[at].get("weight") != 0:
+                    answer = Completion(message, "tool_calls" if message.get("tool_calls") else "stop")
+                    calls.append(_call(replace(asked, messages=asked.messages[:at]), answer, self.model))
+            if not calls:
+                raise RequestError("a conversation has no answer by the assistant")
+            chats = [calls]
         elif self.request is None or self.response is None:
             raise RequestError("a row must have `messages`, or a `request` and its `response`")
         else:
@@ -110,20 +120,6 @@ class _Row(_Request):
         scores = {name: value for name, value in given.items() if value is not None}
         # Feedback on a request is about its first answer.
         return [Chat(calls, self.expected, {} if at else scores) for at, calls in enumerate(chats)]
-
-    def _conversation(self) -> list[Call]:
-        """Return a call for each answer of a conversation, except those with weight 0."""
-        request, given = self.as_chat(), self.messages or ()
-        messages = request.messages
-        calls = []
-        for at, message in enumerate(messages):
-            if message["role"] == "assistant" and given[at].get("weight") != 0 and at:
-                reason = "tool_calls" if message.get("tool_calls") else "stop"
-                asked = replace(request, messages=messages[:at])
-                calls.append(_call(asked, Completion(message, reason), self.model))
-        if not calls:
-            raise RequestError("a conversation has no answer by the assistant")
-        return calls
 
 
 def _answers(request: _Request, response: dict[str, Any]) -> Iterator[Call]:

@@ -27,14 +27,13 @@ from etude.wire.dialect import (
 from etude.wire.request_body import (
     Effort,
     Flag,
+    Format,
     Integer,
     Neutral,
     RequestBody,
     Stops,
     check_conversation,
     choose_tool,
-    only_one,
-    read_format,
     validate_body,
 )
 
@@ -156,7 +155,7 @@ class _Output(BaseModel, extra="forbid"):
     """The format of an answer, and the reasoning effort for it."""
 
     effort: Effort | None = None
-    format: dict[str, Any] | None = None
+    format: Format = None
 
 
 class MessagesBody(RequestBody):
@@ -193,8 +192,8 @@ class MessagesBody(RequestBody):
 
     def given_values(self) -> dict[str, Any]:
         """Return the sampling parameters, with the answer's constraint."""
-        output = self.output_config or _Output()
-        return super().given_values() | only_one([read_format(output.format, "output_config.format")])
+        form = self.output_config and self.output_config.format
+        return super().given_values() | ({"constraint": form} if form else {})
 
     def request(self, **fields: Any) -> ChatBody:
         """Return the request, with its system prompt as the first message."""

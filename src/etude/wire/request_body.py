@@ -14,6 +14,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainValidator,
     Strict,
     ValidationError,
     model_validator,
@@ -189,7 +190,7 @@ def describe_problems(errors: Iterable[Any]) -> tuple[str, str | None]:
         field = field_path(error["loc"])
         first = first or field or None
         if error["type"] == "json_invalid":
-            return f"the request is not JSON: {error.get('ctx', {}).get('error', '')}".rstrip(": "), None
+            return f"this is not JSON: {error.get('ctx', {}).get('error', '')}".rstrip(": "), None
         text, found = error["msg"].removeprefix("Value error, "), error["input"]
         if error["type"] != "value_error" and isinstance(found, str | int | float):
             text += f", found {found!r:.80}"
@@ -212,89 +213,89 @@ Wish: TypeAlias = str | dict[str, Any]
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 """The levels of reasoning effort in all APIs."""
 
-_FORMAT_FIELDS = {"type", "json_schema", "schema", "name", "description", "strict"}
+_LABELS = {"name", "description", "strict"}
+"""Fields of a schema that change nothing: it is enforced whether it is `strict` or not."""
 
 FORM_FIELDS = ("response_format", "structured_outputs")
 """Request fields that constrain the answer, OpenAI's and vLLM's."""
 
 
-def read_format(value: Wish | None, param: str) -> Constraint | None:
-    """Return the constraint of a `response_format`, or None if any text is allowed.
-
-    A schema is enforced whether it is `strict` or not. Raises RequestError for other formats.
-    """
-    match _known_fields(value, param):
-        case None | {"type": "text"}:
+def _read_format(value: Any) -> Constraint | None:
+    if isinstance(value, dict):
+        value = {name: part for name, part in value.items() if part is not None}
+    match value:
+        case None:
             return None
-        case {"type": "json_object"}:
+        case {"type": "text"} if len(value) == 1:
+            return None
+        case {"type": "json_object"} if len(value) == 1:
             return Constraint("json_object")
-        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
-            _known_fields(value["json_schema"], f"{param}.json_schema")  # type: ignore[index]
-            return _schema_constraint(schema, param)
-        case {"type": "json_schema", "schema": dict(schema)}:
-            return _schema_constraint(schema, param)
-    raise RequestError(
-        f"{param} must be of the type text, json_object, or json_schema with a `schema`, found {value!r:.80}",
-        param=param,
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema), **labels}}:
+            if len(value) == 2 and labels.keys() <= _LABELS:
+                return _schema_constraint(schema)
+        case {"type": "json_schema", "schema": dict(schema), **labels} if labels.keys() <= _LABELS:
+            return _schema_constraint(schema)
+    raise ValueError(
+        "give the type text, json_object, or json_schema with a `schema`, of which only name, description "
+        f"and strict may be told, found {value!r:.80}"
     )
 
 
-def _known_fields(value: Any, param: str) -> Any:
-    """Return a format without unset fields. Raises RequestError for a field that its type does not have.
-
-    A schema's name and description are only labels, and it is enforced whether it is `strict` or not.
-    """
-    if not isinstance(value, dict):
-        return value
-    given = {name: part for name, part in value.items() if part is not None}
-    is_bare = given.get("type") in ("text", "json_object")
-    if unknown := sorted(given.keys() - ({"type"} if is_bare else _FORMAT_FIELDS)):
-        raise RequestError(f"{param}.{unknown[0]} is not supported here; leave it out", param=param)
-    return given
-
-
-def read_structured(value: Mapping[str, Any] | None) -> Constraint | None:
-    """Return the constraint of vLLM's `structured_outputs`. Raises RequestError unless it has one kind."""
-    param = "structured_outputs"
-    asked = {name: form for name, form in (value or {}).items() if form is not None and form is not False}
+def _read_structured(value: Any) -> Constraint | None:
+    given = value if isinstance(value, dict) else {"": value}
+    asked = {name: form for name, form in given.items() if form is not None and form is not False}
     match list(asked.items()):
         case []:
             return None
         case [("json_object", True)]:
             return Constraint("json_object")
         case [("json", dict(schema))]:
-            return _schema_constraint(schema, param)
+            return _schema_constraint(schema)
         case [("choice", list(choices))] if choices and all(isinstance(choice, str) for choice in choices):
             return Constraint("choice", json.dumps(choices))
         case [("json", str(text))] if text:
             return Constraint("json_schema", text)
         case [(("regex" | "grammar") as kind, str(text))] if text:
             return Constraint(kind, text)
-    raise RequestError(
-        f"{param} must have one of json (a schema), regex, choice (a list of texts), grammar, and "
-        f"json_object: true, found {value!r:.80}",
-        param=param,
+    raise ValueError(
+        "give one of json (a schema), regex, choice (a list of texts), grammar, and json_object: true, "
+        f"found {value!r:.80}"
     )
 
 
-def _schema_constraint(schema: dict[str, Any], param: str) -> Constraint:
+def _schema_constraint(schema: dict[str, Any]) -> Constraint:
     try:
         # The order is kept, because an answer's fields follow the schema's order.
         return Constraint("json_schema", json.dumps(schema, allow_nan=False))
     except RecursionError as error:
-        raise RequestError(f"{param}: the schema is nested too deeply", param=param) from error
+        raise ValueError("the schema is nested too deeply") from error
     except ValueError as error:
-        raise RequestError(f"{param}: the schema has a number beyond ±1.8e308", param=param) from error
+        raise ValueError("the schema has a number beyond ±1.8e308") from error
 
 
-def only_one(constraints: Sequence[Constraint | None]) -> dict[str, Constraint]:
-    """Return the only set constraint as a sampling parameter. Raises RequestError for two of them."""
-    asked = [constraint for constraint in constraints if constraint is not None]
-    if len(asked) > 1:
-        raise RequestError(
-            "an answer has one form; give response_format or structured_outputs", param="response_format"
-        )
-    return {"constraint": asked[0]} if asked else {}
+_OBJECT: Any = dict[str, Any] | None
+Format: TypeAlias = Annotated[Constraint | None, PlainValidator(_read_format, json_schema_input_type=_OBJECT)]
+"""The field of an API with the format of an answer. A schema is enforced whether it is `strict` or not."""
+
+
+class FormFields(BaseModel):
+    """The fields that give an answer a form."""
+
+    response_format: Format = Field(
+        default=None, description="`text`, `json_object`, or `json_schema`, which is enforced."
+    )
+    structured_outputs: Annotated[
+        Constraint | None, PlainValidator(_read_structured, json_schema_input_type=_OBJECT)
+    ] = Field(default=None, description="vLLM: one of `json`, `regex`, `choice`, `grammar`, `json_object`.")
+
+    def constraint(self) -> dict[str, Constraint]:
+        """Return the answer's form as a sampling parameter. Raises RequestError for two forms."""
+        if self.response_format and self.structured_outputs:
+            raise RequestError(
+                "an answer has one form; give response_format or structured_outputs", param="response_format"
+            )
+        form = self.response_format or self.structured_outputs
+        return {"constraint": form} if form else {}
 
 
 def choose_tool(tools: Sequence[Tool], wish: Wish | None) -> str:

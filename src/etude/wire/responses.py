@@ -29,14 +29,13 @@ from etude.wire.request_body import (
     BOOKKEEPING,
     Effort,
     Flag,
+    Format,
     Integer,
     Neutral,
     RequestBody,
     Wish,
     check_conversation,
     choose_tool,
-    only_one,
-    read_format,
     validate_body,
 )
 
@@ -64,12 +63,10 @@ class _FunctionTool(BaseModel, extra="forbid"):
     defer_loading: Literal[False] | None = None
     allowed_callers: list[Literal["direct"]] | None = None
 
-    def as_chat(self, namespace: str | None = None) -> Iterator[Tool]:
-        """Yield the tool in the format of chat completions."""
-        named = {"name": _chat_name(self.name, namespace)}
-        shown = {"name", "description", "parameters", "strict"}
-        function = self.model_dump(include=shown, exclude_none=True) | named
-        yield {"type": "function", "function": function}
+    def as_chat(self, namespace: str | None = None) -> list[Tool]:
+        """Return the tool in the format of chat completions."""
+        shown = self.model_dump(include={"description", "parameters", "strict"}, exclude_none=True)
+        return [{"type": "function", "function": {"name": _chat_name(self.name, namespace), **shown}}]
 
 
 class _Namespace(BaseModel, extra="forbid"):
@@ -80,25 +77,14 @@ class _Namespace(BaseModel, extra="forbid"):
     description: str | None = None
     tools: list[_FunctionTool]
 
-    def as_chat(self) -> Iterator[Tool]:
-        """Yield its functions, named by namespace and function."""
-        for tool in self.tools:
-            yield from tool.as_chat(self.name)
+    def as_chat(self) -> list[Tool]:
+        """Return its functions, named by namespace and function."""
+        return [chat for tool in self.tools for chat in tool.as_chat(self.name)]
 
 
 def _chat_name(name: str, namespace: str | None) -> str:
     """Return the name of a function in a chat."""
     return f"{namespace}__{name}" if namespace else name
-
-
-def _names_of_calls(tools: Any) -> Mapping[str, dict[str, str]]:
-    """Map the chat name of each function in a namespace to the fields that name it in a call."""
-    return {
-        _chat_name(function["name"], tool["name"]): {"name": function["name"], "namespace": tool["name"]}
-        for tool in tools or ()
-        if tool["type"] == "namespace"
-        for function in tool["tools"]
-    }
 
 
 class _Part(BaseModel):
@@ -147,7 +133,7 @@ _Item: TypeAlias = Annotated[_Message | _Call | _CallOutput | _Reasoning, Field(
 class _TextConfig(BaseModel, extra="forbid"):
     """The format of an answer. Verbosity is a setting of OpenAI's own models and has no effect here."""
 
-    format: dict[str, Any] | None = None
+    format: Format = None
     verbosity: str | None = None
 
 
@@ -187,9 +173,8 @@ class ResponsesBody(RequestBody):
 
     def given_values(self) -> dict[str, Any]:
         """Return the sampling parameters, with the answer's constraint."""
-        return super().given_values() | only_one(
-            [read_format(self.text.format if self.text else None, "text.format")]
-        )
+        form = self.text and self.text.format
+        return super().given_values() | ({"constraint": form} if form else {})
 
     def request(self, **fields: Any) -> ChatBody:
         """Return the request, with its instructions as the first message."""
@@ -328,7 +313,13 @@ def _output(answer: RecordedCompletion, asked: ChatBody) -> Iterator[dict[str, A
         yield _item(answer, "reasoning", thoughts, status="completed" if text or calls else status)
     if text or not (calls or thoughts):
         yield _item(answer, "content", text or "", status=status)
-    names = _names_of_calls(asked.body.get("tools"))
+    # The fields that name each function of a namespace in a call.
+    names = {
+        _chat_name(function["name"], tool["name"]): {"name": function["name"], "namespace": tool["name"]}
+        for tool in asked.body.get("tools") or ()
+        if tool["type"] == "namespace"
+        for function in tool["tools"]
+    }
     for index, call in enumerate(calls):
         name = call["function"]["name"]
         yield {
@@ -345,15 +336,10 @@ def _item(heading: AnswerHeader, kind: Kind, text: str, *, status: str) -> dict[
     """Return an item with one part of text."""
     if kind == "reasoning":
         part: dict[str, Any] = {"type": "reasoning_text", "text": text}
-        return {
-            "type": "reasoning",
-            "id": heading.id_as("rs_"),
-            "summary": [],
-            "content": [part],
-            "status": status,
-        }
-    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-    item = {"type": "message", "id": heading.id_as("msg_"), "role": "assistant"}
+        item: dict[str, Any] = {"type": "reasoning", "id": heading.id_as("rs_"), "summary": []}
+    else:
+        part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+        item = {"type": "message", "id": heading.id_as("msg_"), "role": "assistant"}
     return {**item, "content": [part], "status": status}
 
 
@@ -376,19 +362,18 @@ class _ResponseStream(BlockStream):
 
     def block_piece(self, kind: Kind, text: str) -> Iterator[Event]:
         item = _item(self._heading, kind, "", status="in_progress")
-        if kind == "reasoning":
-            yield self._part("response.reasoning_text.delta", item, delta=text)
-            return
-        yield self._part("response.output_text.delta", item, delta=text, logprobs=[])
+        yield self._text_event(kind, "delta", item, delta=text)
 
     def close_block(self, kind: Kind, text: str, status: str) -> Iterator[Event]:
         item = _item(self._heading, kind, text, status=status)
-        if kind == "reasoning":
-            yield self._part("response.reasoning_text.done", item, text=text)
-        else:
-            yield self._part("response.output_text.done", item, text=text, logprobs=[])
+        yield self._text_event(kind, "done", item, text=text)
         yield self._part("response.content_part.done", item, part=item["content"][0])
         yield self._event("response.output_item.done", output_index=self.number, item=item)
+
+    def _text_event(self, kind: Kind, name: str, item: dict[str, Any], **fields: Any) -> Event:
+        if kind == "reasoning":
+            return self._part(f"response.reasoning_text.{name}", item, **fields)
+        return self._part(f"response.output_text.{name}", item, **fields, logprobs=[])
 
     def calls(self, answer: RecordedCompletion) -> Iterator[Event]:
         name = "response.function_call_arguments"

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
-from contextvars import ContextVar, Token
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic_core import from_json
 
@@ -23,24 +23,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class ContextValue(Generic[T]):
-    """`with Within(variable, value) as value:` sets a context variable for the block and the tasks it starts.
-
-    Every model call enters several such blocks, and `contextlib.contextmanager` takes three times as long.
-    """
-
-    __slots__ = ("_token", "_value", "_variable")
-
-    def __init__(self, variable: ContextVar[T] | ContextVar[T | None], value: T) -> None:
-        self._variable: ContextVar[Any] = variable
-        self._value = value
-
-    def __enter__(self) -> T:
-        self._token: Token[Any] = self._variable.set(self._value)
-        return self._value
-
-    def __exit__(self, *raised: Any) -> None:
-        self._variable.reset(self._token)
+@contextmanager
+def set_value(variable: ContextVar[Any], value: T) -> Iterator[T]:
+    """Set a context variable for the block and the tasks it starts."""
+    token = variable.set(value)
+    try:
+        yield value
+    finally:
+        variable.reset(token)
 
 
 @dataclass(slots=True)
@@ -54,11 +44,6 @@ class RetryCount:
     charged: Usage = NO_USAGE
     """Tokens of attempts that were charged but gave no usable answer."""
 
-    @property
-    def retries(self) -> int:
-        """The number of attempts after the first."""
-        return self.causes.total()
-
     def add(self, causes: Mapping[str, int], waited: float = 0.0) -> None:
         """Add retries that were made elsewhere."""
         self.causes.update(causes)
@@ -68,17 +53,15 @@ class RetryCount:
 _COUNT: ContextVar[RetryCount | None] = ContextVar("retry_count", default=None)
 
 
-class count_retries(ContextValue[RetryCount]):
+@contextmanager
+def count_retries() -> Iterator[RetryCount]:
     """Count what is noted in the block and in its tasks. An outer count gets all of it but the charges."""
-
-    __slots__ = ()
-
-    def __init__(self) -> None:
-        super().__init__(_COUNT, RetryCount())
-
-    def __exit__(self, *raised: Any) -> None:
-        super().__exit__(*raised)
-        note_retries(self._value.causes, self._value.waited)
+    count = RetryCount()
+    try:
+        with set_value(_COUNT, count):
+            yield count
+    finally:
+        note_retries(count.causes, count.waited)
 
 
 def note_retries(causes: Mapping[str, int], waited: float = 0.0) -> None:
@@ -109,7 +92,7 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     `retry-after-ms`, which OpenAI also sends, has milliseconds.
     """
     for name, factor in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
-        with contextlib.suppress(ValueError):
+        with suppress(ValueError):
             if (seconds := float(headers.get(name, "")) * factor) >= 0:
                 return seconds
     return None
@@ -189,13 +172,10 @@ def describe(error: httpx.RequestError) -> str:
     if isinstance(error, httpx.UnsupportedProtocol):
         return "an address must begin with http:// or https://"
     words = f"{type(error).__name__}: {error}".rstrip(": ")
-    is_no_connection = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
-    if not is_no_connection or error.request.url.scheme != "https":
-        return words
-    return (
-        f"{words}; if the server speaks plain HTTP, write http:// in place of https:// in the address. "
-        "SSL_CERT_FILE names a file of certificates to trust"
-    )
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) and error.request.url.scheme == "https":
+        words += "; if the server speaks plain HTTP, write http:// in place of https:// in the address. "
+        words += "SSL_CERT_FILE names a file of certificates to trust"
+    return words
 
 
 _REQUEST_AT_FAULT = frozenset({400, 413, 422})
@@ -204,27 +184,20 @@ _REQUEST_AT_FAULT = frozenset({400, 413, 422})
 _SHOWN_CHARACTERS = 300
 
 
+@dataclass(eq=False, repr=False)
 class Refusal(Exception):
     """The endpoint will never answer this request; retries are useless."""
 
-    def __init__(
-        self,
-        reason: str,
-        *,
-        cause: str = "refused",
-        impossible: bool = False,
-        param: str | None = None,
-        is_too_long: bool = False,
-    ) -> None:
-        super().__init__(reason)
-        self.cause = cause
-        """One word: `http_401`, …"""
-        self.impossible = impossible
-        """Whether the request itself is at fault, not the key, the address or the account."""
-        self.param = param
-        """The field of the request at fault, if the endpoint names it."""
-        self.is_too_long = is_too_long
-        """Whether the prompt leaves no room for an answer."""
+    reason: str
+    _: KW_ONLY
+    cause: str = "refused"
+    """One word: `http_401`, …"""
+    impossible: bool = False
+    """Whether the request itself is at fault, not the key, the address or the account."""
+    param: str | None = None
+    """The field of the request at fault, if the endpoint names it."""
+    is_too_long: bool = False
+    """Whether the prompt leaves no room for an answer."""
 
     def error(self, reason: str) -> EngineError:
         """Convert to an error for the caller; `reason` also names the place."""
@@ -233,15 +206,16 @@ class Refusal(Exception):
         return PromptTooLong(reason) if self.is_too_long else ImpossibleCall(reason, param=self.param)
 
 
+@dataclass(eq=False, repr=False)
 class Retryable(Exception):
     """This attempt gave no usable answer; a retry may."""
 
-    def __init__(self, reason: str, retry_after: float | None = None, *, cause: str = "malformed") -> None:
-        super().__init__(reason)
-        self.cause = cause
-        """One word for retry counts: `http_503`, `timeout`, `connection`, `malformed`, …"""
-        self.retry_after = retry_after
-        """Seconds that the endpoint asked to wait, if it did."""
+    reason: str
+    _: KW_ONLY
+    retry_after: float | None = None
+    """Seconds that the endpoint asked to wait, if it did."""
+    cause: str = "malformed"
+    """One word for retry counts: `http_503`, `timeout`, `connection`, `malformed`, …"""
 
     @property
     def again(self) -> RetryReason:
@@ -260,7 +234,7 @@ def to_failure(status: int, headers: Mapping[str, str], data: bytes) -> Refusal 
     cause = f"http_{status}"
     out_of_money = status == 429 and "insufficient_quota" in reason
     if is_worth_retrying(status) and not out_of_money:
-        return Retryable(reason, retry_after(headers), cause=cause)
+        return Retryable(reason, retry_after=retry_after(headers), cause=cause)
     location = headers.get("location")
     if 300 <= status < 400 and location:
         reason = f"{reason}: redirected to {location}; give that address as `base_url`"

@@ -25,9 +25,9 @@ from etude.core.job import ModelVersion, TrainingStatusEnum
 from etude.core.message import Tool
 from etude.core.secrets import keep_secret
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
+from etude.engines.http_client import UNCOMPRESSED, limit_answer
 from etude.integrations.art.config import ARTTrainerAdapterConfig
 from etude.store.files import write_atomically
-from etude.wire.http_answers import UNCOMPRESSED, limit_answer
 from etude.wire.retries import Retryable, RetryReason, describe, to_failure, with_retries
 
 T = TypeVar("T")

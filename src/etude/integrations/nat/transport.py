@@ -50,7 +50,7 @@ class EpisodeTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
                 f"the model '{self._model}' is being trained, and was called outside of an episode; give "
                 "evaluators, and all code outside the agent, a separate entry of `llms`"
             )
-            refusal = error_response(request.url.path, 409, str(error), cause=error)
+            refusal = error_response(request.url.path, error)
             return httpx.MockTransport(lambda request: as_httpx(refusal))
         return RecordingTransport(
             lambda body: episode.answer(body, self._model), episode.answers_given, episode.loop.wait
