@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import random
 from pathlib import Path
 from typing import Any
 
@@ -52,13 +50,6 @@ def test_lengths_and_entropy_are_of_the_tokens_that_the_model_sampled():
     )
     assert figures["answer_tokens"] == (2 + 4 + 6) / 3
     assert figures["sampled_entropy"] == (1.0 + 3.0 + 4 * 0.5) / 6
-
-
-def test_the_entropy_is_that_of_the_distribution_sampled_from():
-    chances = [0.5, 0.3, 0.15, 0.05]
-    drawn = random.Random(0).choices(chances, weights=chances, k=20_000)
-    figure = metrics(episode("a", 0, said("x", tuple(map(math.log, drawn)))))["sampled_entropy"]
-    assert figure == pytest.approx(-sum(chance * math.log(chance) for chance in chances), abs=0.02)
 
 
 def spend(budget: ErrorBudget, episodes: int, scores: int) -> None:

@@ -17,14 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.core.message import Message
-from etude.wire.dialect import (
-    AnswerMemory,
-    ChatBody,
-    Dialect,
-    RecordedCompletion,
-    arguments_object,
-    arguments_text,
-)
+from etude.wire.dialect import AnswerMemory, ChatBody, Dialect, RecordedCompletion
 from etude.wire.gateway import Gateway
 from etude.wire.http_server import Endpoint, EndpointServer
 from etude.wire.messages import MessagesDialect
@@ -36,13 +29,6 @@ async def ask(endpoint: Endpoint, **options) -> str | None:
     async with openai_client(endpoint) as client:
         answer = await client.chat.completions.create(model="m", messages=ASK, **options)
         return answer.choices[0].message.content
-
-
-async def test_each_key_reaches_its_own_episode(server: EndpointServer) -> None:
-    one, two = server.open(Scripted("one")), server.open(Scripted("two"))
-    assert one.base_url == two.base_url and one.api_key != two.api_key
-    assert one.base_url.startswith("http://127.0.0.1:")
-    assert await asyncio.gather(ask(one), ask(two), ask(one)) == ["one", "two", "one"]
 
 
 async def test_a_key_that_was_revoked_or_made_up_is_refused(server: EndpointServer) -> None:
@@ -137,13 +123,6 @@ def test_an_answer_that_is_sent_back_is_the_one_that_was_recorded(dialect_type, 
     recorded = RecordedCompletion("chatcmpl-1", "policy", completion=completion(said))
     wire = dialect.reply([recorded], ChatBody("m", tuple(ASK), created=1))
     assert dialect.parse(request_with(wire)).messages == (*ASK, said, *ASK)
-
-
-@given(st.text())
-def test_arguments_survive_as_an_object_whatever_they_are(text):
-    found = arguments_object(text)
-    assert isinstance(found, dict)
-    assert arguments_object(arguments_text(found)) == found
 
 
 class Patient:
