@@ -104,13 +104,6 @@ def find_fork_server(server: ServerProcess) -> psutil.Process:
     return found
 
 
-def wait_for_end(pids: Sequence[int], seconds: float = 200) -> None:
-    end = time.monotonic() + seconds
-    while alive := [*filter(is_alive, pids)]:
-        assert time.monotonic() < end, f"{alive} go on"
-        time.sleep(0.05)
-
-
 def train_shortly(client: openai.OpenAI) -> None:
     assert wait(client, create(client, upload(client, supervised(8)), **SHORT).id).status == "succeeded"
 
@@ -134,7 +127,10 @@ def test_the_next_job_is_forked_from_the_process_that_is_ready(model: Path, tmp_
         assert wait(client, job).status == "succeeded"
         train_shortly(client)
         last = find_fork_server(server)
-    wait_for_end([last.pid])
+    end = time.monotonic() + 200
+    while is_alive(last.pid):
+        assert time.monotonic() < end, "the fork server goes on"
+        time.sleep(0.05)
 
 
 def list_ranks(server: ServerProcess, job: str) -> list[int]:

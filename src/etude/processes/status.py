@@ -225,8 +225,6 @@ def _number(count: int, noun: str) -> str:
 
 _LOOKS = 20
 """The number of looks during `say_after`."""
-_LEAST_EPISODES = 2.0
-"""A stalled run is not ended before this multiple of an episode's `timeout`."""
 
 
 class Watchdog:
@@ -308,8 +306,8 @@ class Watchdog:
             return False
         silent, episode = time.monotonic() - self._moved, self._parts.collector.timeout
         ends = self._config.end_after
-        if ends is not None:  # A run without an episode timeout is never ended.
-            ends = None if episode is None else max(ends, _LEAST_EPISODES * episode)
+        if ends is not None:  # A run is not ended before two timeouts of an episode, or ever without one.
+            ends = None if episode is None else max(ends, 2 * episode)
         is_over = ends is not None and silent >= ends
         if is_over or silent >= self._config.say_after * 2**self._said:
             self._said += 1
