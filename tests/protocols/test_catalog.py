@@ -152,35 +152,11 @@ def test_parameters_that_make_no_sense_are_refused(make: Any, parameters: dict, 
         make(**parameters)
 
 
-ONE_PROVER = {
-    # truth, stance of the example, decision: verifier, prover that argues for accept, for the stance
-    (1, 1, 1.0): (1.0, 1.0, 1.0),
-    (1, 1, -1.0): (-1.0, 0.0, 0.0),
-    (1, 0, 1.0): (1.0, 1.0, 0.0),
-    (1, 0, -1.0): (-1.0, 0.0, 1.0),
-    (0, 1, 1.0): (-1.0, 1.0, 1.0),
-    (0, 1, -1.0): (1.0, 0.0, 0.0),
-    (0, 0, 1.0): (-1.0, 1.0, 0.0),
-    (0, 0, -1.0): (1.0, 0.0, 1.0),
-}
-
-
 def paid(protocol: Protocol, *agents: str, **outcome: Any) -> tuple[float, ...]:
     """The agents' payoffs when the play ends so; by default all is right, and the verifier had the turn."""
     happened = {"truth": 1, "stance": 1, "over": True, "decider": "verifier", **outcome}
     earned = protocol.payoff(Outcome(**happened))
     return tuple(earned[agent] for agent in agents)
-
-
-@pytest.mark.parametrize("make", [nip, adp])
-@pytest.mark.parametrize("case", ONE_PROVER)
-def test_payoffs_with_one_prover(make: Any, case: tuple[int, int, float]) -> None:
-    truth, stance, decision = case
-    verifier, for_accept, for_stance = ONE_PROVER[case]
-    for randomized, prover in ((False, for_accept), (True, for_stance)):
-        protocol = make(randomize_prover_stance=randomized)
-        happened = {"truth": truth, "stance": stance, "decision": decision}
-        assert paid(protocol, "verifier", "prover", **happened) == (verifier, prover)
 
 
 @pytest.mark.parametrize(

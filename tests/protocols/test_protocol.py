@@ -123,16 +123,6 @@ def test_scales_of_words(name: str) -> None:
     assert SCALES[name].values == pytest.approx(values, abs=5e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "most"), [("out_of_10", 10), ("likert_int_scale_11", 10), ("out_of_100", 100)]
-)
-def test_scales_of_numbers(name: str, most: int) -> None:
-    scale = SCALES[name]
-    assert scale.texts == tuple(str(number) for number in range(most + 1))
-    assert (scale.read("0"), scale.read(str(most // 2)), scale.read(str(most))) == (-1.0, 0.0, 1.0)
-    assert scale.read(f"{7 * most // 10}") == pytest.approx(0.4)
-
-
 @given(st.sampled_from(sorted(SCALES)), st.data())
 def test_every_option_is_read_as_itself(name: str, data: st.DataObject) -> None:
     scale = SCALES[name]

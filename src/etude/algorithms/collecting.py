@@ -201,9 +201,13 @@ class CollectingBuilder(TrajectoryBuilder):
         known = {example.id for example in examples}
         others = [example for example in self.runtime.examples if example.id not in known]
         generator(self.run_config.seed, "replacements", epoch).shuffle(others)
-        while count := min(await self._flat_groups(latest, epoch), left):
+        while True:
+            groups = await self._scored_groups(latest, Tally(), {"epoch": epoch})
+            made = (self.algorithm.groups([group], Tally()) for group in groups)
+            compared = sum(any(self.algorithm.compared(each)) for each in made)
+            count = min(len({item.id for item in self._rewards_in(latest)}) - compared, left)
             # A stored run is read back without its examples. Each call then gives the stored result.
-            if not others and self.runtime.examples:
+            if not count or (not others and self.runtime.examples):
                 break
             latest, others = await self._run(others[:count]), others[count:]
             left -= count
@@ -222,14 +226,6 @@ class CollectingBuilder(TrajectoryBuilder):
             on_score=self._score_made,
             widths=self.algorithm.widths,
         )
-
-    async def _flat_groups(self, output: EvaluationRunOutput, epoch: int) -> int:
-        """Return the number of examples with nothing to compare."""
-        tally = Tally()
-        episodes = await self._scored_groups(output, tally, {"epoch": epoch})
-        groups = [self.algorithm.groups([group], tally) for group in episodes]
-        compared = sum(any(self.algorithm.compared(group)) for group in groups)
-        return len({item.id for item in self._rewards_in(output)}) - compared
 
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
         """Wait for the episodes and build the groups, in the order of the examples."""
