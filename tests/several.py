@@ -9,7 +9,7 @@ from etude.config.load import parse_config
 from etude.config.schema import Config
 from etude.core.episode import Example
 from etude.run import Run
-from etude.show.metrics_files import RunReport
+from etude.show.metrics_files import write_metrics
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
 from tests.training import Watcher, examples, learning_engine
@@ -81,7 +81,7 @@ class Several:
                 folder,
                 engines=self.engines,
                 progress=self.watcher,
-                report=lambda history, folder, final: RunReport()(history, folder),
+                report=lambda history, folder, final: write_metrics(history, folder),
             )
 
     def restarted(self) -> Several:

@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_940,
-    "modules": 253,
-    "lines of tests": 45_296,
+    "lines of source": 54_639,
+    "modules": 251,
+    "lines of tests": 45_119,
     "benchmark files": 12,
     "config keys": 306,
 }

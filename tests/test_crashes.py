@@ -15,17 +15,12 @@ from tests.file_operations import is_killed
 from tests.support import one_quick, read_summary, without_times
 from tests.test_docs import ROOT, find_blocks, write_file
 
-OWN = ("environment.json", "trajectory_builder.jsonl")
-
 
 def told(folder):
-    """The run's figures and all its files, of each target too, but for times and the process that wrote them.
-
-    Not the log of what builders did, which a kill may cost a line, or give one twice.
-    """
+    """The run's figures and all its files, of each target too, but for times and its process."""
     found = {"summary": without_times(read_summary(folder / "run"))}
     for path in sorted((folder / "run").rglob("*.json*")):
-        if path.parent.name in ("prover", "verifier", "run") and path.name not in OWN:
+        if path.parent.name in ("prover", "verifier", "run") and path.name != "environment.json":
             lines = path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]
             found[str(path.relative_to(folder))] = [without_times(json.loads(line)) for line in lines]
     return found

@@ -50,8 +50,6 @@ def varied(example: etude.Example, output: str) -> float:
 TRAIN = ("train", "config.yml", "--name", "run", "-o", "storage=null")
 EVERY = 40
 """Operations from one kill to the next."""
-LOGS = ("local_jobs.jsonl", "trajectory_builder.jsonl")
-"""Files of single processes, of which a kill may cost a line."""
 
 
 class PaidApi(StandIn):
@@ -133,7 +131,7 @@ def kept(run: Path) -> dict[str, Any]:
             found[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
         elif path.name == "training_metrics.jsonl":
             found[str(path)] = [without_times(json.loads(line)) for line in path.read_text().splitlines()]
-        elif path.name not in LOGS:
+        else:
             found[str(path)] = None
     return found
 

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from etude.backends.capabilities import check_opponents
 from etude.config.load import load_config, parse_config, resolved_yaml
 from etude.core.episode import Example
-from etude.core.errors import CapabilityError, RequestError
+from etude.core.errors import RequestError
 from etude.core.keys import generator
 from etude.core.records import RunEnded
 from etude.engines.local import OpponentsConfig
@@ -29,7 +28,7 @@ from tests.protocols.games import find_agent
 from tests.rollout.running import collect
 from tests.several import Several, config
 from tests.support import ScriptedEngine, one_quick, without_times
-from tests.training import Capabilities, FakeAdapter, Interrupted, examples
+from tests.training import FakeAdapter, Interrupted, examples
 
 VALIDATED = {"run_configuration": {"validation_dataset": "tests.several:held_out"}}
 
@@ -101,8 +100,8 @@ async def test_everybody_collects_before_anybody_is_trained_and_is_trained_befor
 async def test_models_take_turns_by_their_schedules(run):
     await run.start(config(num_epochs=4, prover={"every": 2}, verifier={"every": 2, "offset": 1}))
     prover, verifier = read_history(run, "prover"), read_history(run, "verifier")
-    assert [bool(entry.status) for entry in prover.epochs] == [True, False, True, False]
-    assert [bool(entry.status) for entry in verifier.epochs] == [False, True, False, True]
+    assert [entry.is_trained for entry in prover.epochs] == [True, False, True, False]
+    assert [entry.is_trained for entry in verifier.epochs] == [False, True, False, True]
     assert prover.epochs[1].resting == "not its turn (every: 2, offset: 0)"
     assert [entry.version.number for entry in verifier.epochs] == [0, 1, 1, 2]
     # A model that rests is sampled all the same.
@@ -303,12 +302,6 @@ async def test_what_an_opponent_said_is_never_trained_on(tmp_path, monkeypatch):
             for trajectory in group:
                 assert [item.model_version for item in trajectory.episode if item.is_sampled] == [version]
     assert run.made == [0, 1]
-
-
-def test_a_backend_without_old_versions_is_refused():
-    able = Capabilities(versions=True, old_versions=False)
-    with pytest.raises(CapabilityError, match=r"llms\.opponent plays earlier versions of 'policy'.*'art'"):
-        check_opponents("'art'", able, {"opponent": OpponentsConfig(of="policy")}, "policy")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.grpo import NO_ADVANTAGE, Grpo
-from etude.backends.capabilities import EVERY_KIND, Capabilities
+from etude.backends.trainer_adapter import EVERY_KIND, Capabilities
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneRunConfig
 from etude.core.errors import JobStillRunning, RequestError, TrainingError
 from etude.core.job import TrainingStatusEnum

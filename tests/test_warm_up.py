@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from etude.backends.capabilities import Capabilities
+from etude.backends.trainer_adapter import Capabilities
 from etude.config.finetuning import FinetuneConfig, UntilConfig
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.job import TrainingStatusEnum
@@ -195,7 +195,7 @@ async def interrupted_at_the_second_submission(ahead):
         (
             Capabilities(versions=True, samples_while_training=False),
             {"collect_ahead": True},
-            "may be away then",
+            "may stop the engine while a job trains",
         ),
         (Capabilities(), {"collect_ahead": True}, "does not say which weights"),
     ],

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from etude.algorithms.imitation import ExpertIteration as ExpertIteration
     from etude.algorithms.imitation import Supervised as Supervised
     from etude.algorithms.trajectory_builder import TrajectoryBuilder as TrajectoryBuilder
-    from etude.backends.capabilities import Capabilities as Capabilities
     from etude.backends.openai_api import TrainingJobNotFoundClientError as TrainingJobNotFoundClientError
     from etude.backends.state_folders import JobNameTakenError as JobNameTakenError
+    from etude.backends.trainer_adapter import Capabilities as Capabilities
     from etude.backends.trainer_adapter import TrainerAdapter as TrainerAdapter
     from etude.config.builder import Builder as Builder
     from etude.config.component import ClusterConfig as ClusterConfig

@@ -18,7 +18,7 @@ from etude.loop.lifecycle import config_to_resume
 from etude.store.backup import copy_journal, list_run_files
 from etude.store.database import DATABASE
 from etude.store.facts import RunVersion, choose_version
-from etude.store.files import HOST, private_folder
+from etude.store.files import private_folder
 from etude.store.log import read_histories
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
@@ -33,7 +33,7 @@ def version_on_disk(run: Path, wish: str, say: Callable[[str], None]) -> Iterato
         yield wanted
         return
     say(f"{wanted} is not on the disk: it is trained again, on the episodes that are in the journal")
-    own = f".{HOST}.{os.getpid()}.part"  # A draft's name, so that it is deleted after a kill.
+    own = f".{os.getpid()}.part"  # A draft's name, so that it is deleted after a kill.
     with tempfile.TemporaryDirectory(own, ".", private_folder(run / "export")) as root:
         copy = Path(root) / run.name
         progress = _Until(_copy_until(wanted, copy))

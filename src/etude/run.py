@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError, StoreError
-from etude.core.history import Entry, EpochEntry
+from etude.core.history import Entry
 from etude.engines.ledger import Bill, read_bill
 from etude.store.episodes import iter_episodes
 from etude.store.facts import RunFacts, RunVersion, choose_version, read_facts
@@ -174,8 +174,7 @@ def _metric_rows(folder: Path) -> list[dict[str, Any]]:
         whose: Mapping[str, Any] = {} if target is None else {"target": target}
         entries: list[Entry] = [*history.epochs, *history.validations]
         for entry in sorted(entries, key=lambda entry: entry.epoch):
-            job = entry.status if isinstance(entry, EpochEntry) else None
-            training = {} if job is None else job.metrics
+            training: Mapping[str, Any] = entry.metrics.get("training") or {}
             learned = {f"training/{name}": value for name, value in training.items()}
             rows.append({**entry.metrics, **learned, **whose, "kind": entry.kind, "epoch": entry.epoch})
     return rows

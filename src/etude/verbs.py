@@ -47,7 +47,7 @@ from etude.loop.lifecycle import (
 from etude.loop.recording_wrappers import assemble_trainer
 from etude.run import Run, TrainedModel
 from etude.runtime import Report, open_runtime
-from etude.show.metrics_files import RunReport
+from etude.show.metrics_files import write_metrics
 from etude.show.progress import progress_for
 from etude.show.tracker import Reporting
 from etude.show.tracker_services import LiveTrackerConfig, as_tracker
@@ -257,7 +257,8 @@ async def train_in(
     if not config.finetuning.enabled:
         raise RequestError("finetuning is not enabled in this config; set 'finetuning.enabled: true'")
     with rare_garbage_collection(), _progress_display(progress) as display:
-        write, reporting = report or RunReport(tell=display.message), Reporting(config, run, display)
+        write = report or functools.partial(write_metrics, tell=display.message)
+        reporting = Reporting(config, run, display)
 
         def tell(history: History, folder: Path, final: bool) -> None:
             write(history, folder, final)

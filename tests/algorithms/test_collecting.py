@@ -121,7 +121,7 @@ async def made(name, output, **options):
     builder = open_builder(name, **options)
     collection = await finish(builder, output)
     algorithm = make_algorithm(collection.method, collection.options)
-    groups = read_groups(collection, algorithm)
+    groups = read_groups(collection.groups, algorithm)
     return algorithm.units(groups), builder.facts("run")
 
 

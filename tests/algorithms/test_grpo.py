@@ -217,5 +217,5 @@ def test_turns_read_from_a_file_have_the_advantages_that_they_had():
     played = [game(n, step(1, 0.5 + n, "first"), step(3, 8.0 * n, "second")) for n in range(2)]
     group = [sample for scored in played for sample in scored.samples()]
     written = TrajectoryCollection(trajectories=[group], run_id="job").model_dump_json()
-    (read,) = read_groups(TrajectoryCollection.model_validate_json(written), PLAIN)
+    (read,) = read_groups(TrajectoryCollection.model_validate_json(written).groups, PLAIN)
     assert PLAIN.advantages(read) == PLAIN.advantages(group)

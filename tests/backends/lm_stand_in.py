@@ -7,7 +7,6 @@ from importlib.metadata import version
 from typing import Any
 
 import httpx
-from pydantic import SecretStr
 
 from etude.backends.lm_server import LanguageModelClient, LmServerAdapter, LmServerAdapterConfig
 from etude.core.training_rows import ROWS
@@ -42,12 +41,11 @@ class LmStandIn(StandIn):
             LmServerAdapterConfig(**settings), self.client(), self.language_model_client(), BASE
         )
 
-    def language_model_client(self, key: str | None = KEY, **options: Any) -> LanguageModelClient:
+    def language_model_client(self, key: str = KEY, **options: Any) -> LanguageModelClient:
         """A client for the parts beyond OpenAI's API."""
-        secret = None if key is None else SecretStr(key)
         transport = httpx.MockTransport(self.answer)
         options = {"policy": RetryPolicy(first_wait=0.001), **options}
-        return LanguageModelClient("http://stand-in.invalid/v1/", secret, transport=transport, **options)
+        return LanguageModelClient("http://stand-in.invalid/v1/", key, transport=transport, **options)
 
     def method_types(self) -> set[str]:
         return {"supervised", "dpo", "grpo"}

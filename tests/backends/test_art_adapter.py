@@ -195,18 +195,13 @@ async def test_a_job_that_was_not_done_has_failed_and_says_why(server, backend, 
     assert told in status.message and KEY not in status.message
 
 
-async def test_a_lost_connection_is_no_failure_when_the_step_was_made(server, backend):
-    server.training = "lost"
+async def test_a_lost_connection_is_no_failure_when_the_step_was_made(server, backend, monkeypatch):
+    """A server that is busy after a job is asked again."""
+    monkeypatch.setattr(adapter_module, "RECOVER_SECONDS", 60.0)
+    server.training, server.silent_steps = "lost", 1
     status = await trained(await backend())
     assert status.status is TrainingStatusEnum.COMPLETED
     assert "did not answer" in status.message
-
-
-async def test_a_server_that_is_busy_after_a_job_is_asked_again(server, backend, monkeypatch):
-    monkeypatch.setattr(adapter_module, "RECOVER_SECONDS", 60.0)
-    server.silent_steps = 1
-    status = await trained(await backend())
-    assert status.status is TrainingStatusEnum.COMPLETED
 
 
 async def test_a_job_can_be_cancelled_and_one_that_is_over_stays_so(server, backend):

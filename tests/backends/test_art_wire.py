@@ -1,5 +1,6 @@
 """Trajectories as OpenPipe ART's JSON."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -50,27 +51,14 @@ def collection(*groups):
         (("user", "assistant", "assistant"), "consecutive assistant messages"),
         (("user", "environment", "assistant"), "messages of the role environment"),
         (("user", "tool", "assistant"), "a tool message follows a user message"),
+        (("system", "system", "user", "assistant", "user", "assistant"), None),
+        (("user", "assistant", "tool", "tool", "assistant"), None),
+        (("system", "assistant"), None),
     ],
 )
 def test_an_order_that_art_cannot_train_on_is_refused(roles, problem):
-    with pytest.raises(ValueError, match=problem):
+    with nullcontext() if problem is None else pytest.raises(ValueError, match=problem):
         check_episode_order(ordered(*roles))
-
-
-@pytest.mark.parametrize(
-    "roles",
-    [
-        ("user", "assistant"),
-        ("system", "user", "assistant"),
-        ("system", "system", "user", "assistant"),
-        ("user", "assistant", "user", "assistant"),
-        ("user", "assistant", "tool", "assistant"),
-        ("user", "assistant", "tool", "tool", "assistant"),
-        ("system", "assistant"),
-    ],
-)
-def test_an_order_of_the_reference_or_with_tool_results_is_taken(roles):
-    check_episode_order(ordered(*roles))
 
 
 def test_an_answer_is_a_choice_with_the_sampled_tokens_and_their_logprobs():

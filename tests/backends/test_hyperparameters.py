@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from etude.algorithms.algorithm import changed_options
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.grpo import Grpo
-from etude.backends.capabilities import (
+from etude.backends.local_adapter import LocalAdapter, learner_options
+from etude.backends.trainer_adapter import (
     Capabilities,
     JobHyperparameters,
     LocalAdapterConfig,
     LoraConfig,
-    check_method,
+    check_run,
 )
-from etude.backends.local_adapter import LocalAdapter, learner_options
 from etude.config.finetuning import FinetuneConfig
 from etude.core.errors import CapabilityError
+from etude.engines.local import OpponentsConfig
 from etude.learner.optimiser import Schedule
 from etude.server.job_request import MethodBody, job_algorithm, resolve_hyperparameters
 from tests.backends.lm_stand_in import LmStandIn
@@ -136,7 +139,21 @@ def test_a_job_of_the_server_has_the_same_loss(algorithm):
     assert job_algorithm(method, values) == algorithm
 
 
-def test_a_method_that_is_missing_is_an_error_with_those_that_are_there():
-    check_method("'a'", Capabilities(), "grpo", "'b'")  # An adapter that declares nothing can do all.
-    with pytest.raises(CapabilityError, match=r"'b' makes data .* 'grpo', .* 'a' can do: dpo, supervised"):
-        check_method("'a'", Capabilities(methods=frozenset({"supervised", "dpo"})), "grpo", "'b'")
+TEXTS = frozenset({"supervised", "dpo"})
+
+
+@pytest.mark.parametrize(
+    ("able", "block", "told"),
+    [
+        ({"methods": TEXTS}, {}, "'grpo' makes data .* 'grpo', .* 'a' can do: dpo, supervised"),
+        ({}, {"fine_tune_from_scratch": True}, "always continues from the last version"),
+        ({"methods": frozenset({"grpo"})}, {"warm_up": {"transcripts": "t", "steps": 1}}, "cannot imitate"),
+        ({"versions": True, "old_versions": False}, {}, r"keeps no earlier versions.*llms\.opponent"),
+    ],
+)
+def test_what_a_backend_cannot_do_is_refused(able, block, told):
+    builder, asked = SimpleNamespace(method="grpo", trajectory_builder_config=Grpo()), FinetuneConfig(**block)
+    can = Capabilities(versions=True, from_base=True)
+    check_run("'a'", can, builder, asked, llms := {"opponent": OpponentsConfig(of="policy")}, "policy")
+    with pytest.raises(CapabilityError, match=told):
+        check_run("'a'", Capabilities(**able), builder, asked, llms, "policy")

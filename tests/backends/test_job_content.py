@@ -17,7 +17,7 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
 from etude.core.sample import Sample
 from etude.learner.learner import Learner, LearnerOptions
-from etude.store.files import write_atomically
+from etude.store.files import delete_left_over, write_atomically
 from tests.backends.openai_stand_in import BASE, StandIn
 from tests.backends.test_local_adapter import adapter_on, collection, done
 from tests.backends.test_openai_jobs import backend, dpo, supervised
@@ -155,8 +155,8 @@ def test_a_version_is_whole_or_not_there_wherever_its_process_is_killed(tmp_path
             assert versions.damage(2) == []
             assert versions.facts(2)["job"] == "two"
             versions.prune({1})
-        there.add(len(list(tmp_path.glob("v2*"))))
-        versions.delete_drafts()
+        there.add(len(list(tmp_path.glob(".v2*"))))
+        delete_left_over(tmp_path)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["v1"]
         count += stride
     assert versions.damage(2) == []
@@ -171,7 +171,7 @@ def test_so_are_versions_that_are_deleted(tmp_path):
     versions.write(1, {"job": "one"}, state)
     while is_killed_at(count, tmp_path, lambda: versions.prune(())):
         assert versions.numbers() == [] or versions.damage(1) == []
-        versions.delete_drafts()
+        delete_left_over(tmp_path)
         if not versions.numbers():
             versions.write(1, {"job": "one"}, state)
         count += 1
@@ -186,6 +186,7 @@ def test_a_text_is_the_old_one_or_the_new_one(tmp_path, stride):
     while is_killed_at(count, tmp_path, lambda: write_atomically(path, "new" * 10_000)):
         texts.add(path.read_text())
         write_atomically(path, "old")
+        delete_left_over(tmp_path)
         assert [each.name for each in tmp_path.iterdir()] == ["config.yml"]
         count += stride
     assert path.read_text() == "new" * 10_000

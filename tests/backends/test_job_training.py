@@ -89,7 +89,7 @@ def test_a_kill_costs_the_steps_since_the_last_whole_checkpoint_alone(tmp_path, 
 
     with pytest.raises(KeyboardInterrupt):
         training(tmp_path, Listener(killed), every=2)[1].run(threading.Event())
-    shutil.copytree(tmp_path / "step-4", tmp_path / "step-5.part")  # It was being written.
+    shutil.copytree(tmp_path / "step-4", tmp_path / f".step-5.{os.getpid()}.part")  # It was being written.
     for step in harmed:
         os.truncate(tmp_path / f"step-{step}" / "optimiser.safetensors", 100)
     resumed, rest = training(tmp_path, listener := Listener(), every=2)

@@ -7,18 +7,19 @@ import resource
 import shutil
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from etude.backends.capabilities import LocalAdapterConfig, LoraConfig
 from etude.backends.local_adapter import LocalAdapter
+from etude.backends.trainer_adapter import LocalAdapterConfig, LoraConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import EngineError, StoreError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingStatusEnum
-from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory
+from etude.core.trajectory import DPOItem, Trajectory
 from etude.engines.embedded import EmbeddedEngine
 from tests.learner.gradients import forest, sequences
 from tests.models.tiny_models import family, fresh_policy, policy
@@ -26,43 +27,21 @@ from tests.models.tiny_models import family, fresh_policy, policy
 CONFIG = {"learning_rate": 1e-2, "batch_size": 3, "passes": 2, "warmup_steps": 3}
 
 
-def trajectory(sequence, reward):
-    """A sequence of two turns as the episode that it came from."""
-    items, start = [], 0
-    for at, weight in enumerate(sequence.loss_weights):
-        following = sequence.loss_weights[at + 1] if at + 1 < len(sequence.loss_weights) else 0.0
-        if weight and not following:
-            sampled = [place for place in range(start, at + 1) if sequence.loss_weights[place]]
-            first, end = sampled[0], at + 1
-            items.append(
-                EpisodeItem(
-                    role=EpisodeItemRole.ASSISTANT,
-                    content="",
-                    context_ids=sequence.ids[start:first],
-                    token_ids=sequence.ids[first:end],
-                    logprobs=list(sequence.logprobs[first:end]),
-                )
-            )
-            start = end
-    return Trajectory(episode=items, reward=reward)
+def rewarded(sample, reward):
+    return replace(sample, reward=reward, advantages=None)
 
 
 def collection(name, *, seed=0, method="grpo", rewards=(0.0, 1.0, 2.0, 5.0), **options):
-    group = [
-        trajectory(one, reward)
-        for one, reward in zip(sequences(policy(), len(rewards), seed=seed), rewards, strict=True)
-    ]
-    return TrajectoryCollection(trajectories=[group], run_id=name, method=method, options=options)
+    group = map(rewarded, sequences(policy(), len(rewards), seed=seed), rewards)
+    return TrajectoryCollection(trajectories=[[*group]], run_id=name, method=method, options=options)
 
 
 def not_finite(name):
     """A job that fails at the step of its first sequence."""
     bad = collection(name)
-    (first, *others), *_ = bad.trajectories
-    item = first.episode[0]
-    item = item.model_copy(update={"logprobs": [float("nan")] * len(item.token_ids)})
-    first = first.model_copy(update={"episode": [item, *first.episode[1:]]})
-    return bad.model_copy(update={"trajectories": [[first, *others]]})
+    first, *others = bad.groups[0]
+    first = replace(first, logprobs=(float("nan"),) * len(first.ids))
+    return bad.model_copy(update={"groups": [[first, *others]]})
 
 
 async def adapter_on(folder, of=None, **config):
@@ -110,7 +89,7 @@ async def test_a_job_makes_the_next_version_and_its_folder(tmp_path):
 
 
 async def test_a_model_that_cannot_be_trained_on_token_trees_is_said_to_be_padded(tmp_path):
-    rows = [trajectory(one, float(reward)) for reward, one in enumerate(forest(1, 12))]
+    rows = [rewarded(one, float(reward)) for reward, one in enumerate(forest(1, 12))]
     statuses = []
     for number, of in enumerate([fresh_policy(), family("FalconConfig", alibi=True)]):
         adapter = await adapter_on(tmp_path / str(number), of, batch_size=None)

@@ -18,6 +18,7 @@ from tests.backends.test_openai_jobs import supervised
 from tests.remote_faults import FAULTS, FaultyEndpoint
 
 THERE, ELSEWHERE = "http://there.invalid/v1", "http://elsewhere.invalid/v1"
+OWN = {"base_url": THERE, "api_key": "sk-model"}
 
 
 def connected(adapter, llm, needs_key=False):
@@ -34,22 +35,18 @@ def environment(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("adapter", "llm", "expected"),
+    ("adapter", "llm", "needs_key", "expected"),
     [
-        ({}, {}, ("https://api.openai.com/v1", "sk-environment")),
-        ({}, {"base_url": THERE, "api_key": "sk-model"}, (THERE, "sk-model")),
-        ({"api_key": "sk-mine"}, {"base_url": THERE, "api_key": "sk-model"}, (THERE, "sk-mine")),
-        ({"base_url": THERE}, {"base_url": THERE, "api_key": "sk-model"}, (THERE, "sk-model")),
-        ({"base_url": ELSEWHERE}, {"base_url": THERE, "api_key": "sk-model"}, (ELSEWHERE, "none")),
+        ({}, {}, False, ("https://api.openai.com/v1", "sk-environment")),
+        ({}, OWN, False, (THERE, "sk-model")),
+        ({"api_key": "sk-mine"}, OWN, False, (THERE, "sk-mine")),
+        ({"base_url": THERE}, OWN, False, (THERE, "sk-model")),
+        ({"base_url": ELSEWHERE}, OWN, False, (ELSEWHERE, "none")),
+        ({"base_url": ELSEWHERE}, OWN, True, (ELSEWHERE, "sk-environment")),
     ],
 )
-def test_what_is_left_out_is_the_models_and_its_key_goes_nowhere_else(adapter, llm, expected):
-    assert connected(adapter, llm) == expected
-
-
-def test_an_address_of_its_own_takes_the_environments_key_where_it_needs_one():
-    found = connected({"base_url": ELSEWHERE}, {"base_url": THERE, "api_key": "sk-model"}, needs_key=True)
-    assert found == (ELSEWHERE, "sk-environment")
+def test_what_is_left_out_is_the_models_and_its_key_goes_nowhere_else(adapter, llm, needs_key, expected):
+    assert connected(adapter, llm, needs_key) == expected
 
 
 def test_without_a_key_it_says_where_one_is_missing(monkeypatch):

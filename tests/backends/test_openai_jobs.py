@@ -89,12 +89,9 @@ async def test_what_is_sent_is_what_the_api_documents():
     ]
 
 
-def test_a_prompt_that_is_a_text_is_said_by_the_user():
+def test_a_prompt_that_is_a_text_is_said_by_the_user_and_pairs_of_several_turns_are_refused():
     item = DPOItem(prompt="q", chosen_response="a", rejected_response="b")
     assert dpo_row(item)["input"] == {"messages": [{"role": "user", "content": "q"}]}
-
-
-def test_pairs_of_several_turns_are_refused_with_a_way_out():
     with pytest.raises(CapabilityError, match="compare: turns"):
         dpo_row(preference(turns=3).episode[0])
 
@@ -177,16 +174,6 @@ async def test_the_numbers_of_the_newest_step_are_in_the_status():
     status = await adapter.wait_until_complete(await adapter.submit(supervised()), poll_interval=0)
     assert status.metadata["metrics"]["train_loss"] == 0.5
     assert status.progress == 100
-
-
-async def test_facts_can_be_added_to_the_log(tmp_path):
-    adapter = backend(StandIn())
-    adapter.job_log = tmp_path / "log.jsonl"
-    ref = TrainingJobRef(run_id="r", backend="openai")
-    adapter.log_progress(ref, {"step": 1}, str(tmp_path))
-    adapter.log_progress(ref, {"step": 2})
-    assert (tmp_path / "openai_jobs.jsonl").read_text() == '{"run_id": "r", "step": 1}\n'
-    assert (tmp_path / "log.jsonl").read_text() == '{"run_id": "r", "step": 2}\n'
 
 
 @pytest.mark.parametrize("fault", ["lost", 500, 503])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import Field, SecretStr
 
-from etude.backends.capabilities import Capabilities
+from etude.backends.trainer_adapter import Capabilities
 from etude.config.builder import Builder
 from etude.config.component import LlmConfig
 from etude.config.finetuning import TrainerAdapterConfig

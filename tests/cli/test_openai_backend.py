@@ -182,7 +182,7 @@ def test_a_run_that_was_stopped_while_its_job_trains_goes_on_with_it(served, ser
     ("settings", "message"),
     [
         ({"provider": "auto"}, "does not ask its endpoint for them.*'provider: etude'"),
-        ({"logprobs": False}, "does not ask for logprobs; set 'logprobs: true'"),
+        ({"logprobs": False}, "needs logprobs .* 'logprobs: true' in"),
     ],
 )
 @pytest.mark.parametrize("command", ["check", "train"])

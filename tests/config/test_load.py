@@ -9,7 +9,7 @@ import pytest
 from pydantic import Field
 
 from etude.algorithms.grpo import Grpo
-from etude.backends.capabilities import LocalAdapterConfig
+from etude.backends.trainer_adapter import LocalAdapterConfig
 from etude.config.component import EvaluatorConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.config.load import load_config, parse_config, resolved_yaml

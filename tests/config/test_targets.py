@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from etude.backends.capabilities import Capabilities, JobHyperparameters, check_block
+from etude.backends.trainer_adapter import JobHyperparameters
 from etude.config.finetuning import (
     CurriculumLearningConfig,
     FinetuneConfig,
@@ -19,7 +19,7 @@ from etude.config.finetuning import (
 )
 from etude.config.load import load_config, parse_config, resolved_yaml
 from etude.core.episode import Example
-from etude.core.errors import CapabilityError, ConfigError, DatasetError
+from etude.core.errors import ConfigError, DatasetError
 from etude.loop.alarms import Alarm, active_alarms
 
 TWO = """\
@@ -205,15 +205,6 @@ def test_each_target_has_its_own_or_that_of_all():
     own = {"warm_up": {"transcripts": "t", "steps": 2}}
     block = FinetuneConfig(warm_up={"transcripts": "t", "steps": 1}, targets={"a": own, "b": {}})
     assert [block.for_target(name).warm_up.steps for name in "ab"] == [2, 1]
-
-
-def test_a_backend_that_cannot_imitate_text_is_refused_by_name():
-    block = FinetuneConfig(warm_up={"transcripts": "t", "steps": 1})
-    check_block("'local'", Capabilities(), block)
-    capabilities = Capabilities(methods=frozenset({"grpo"}))
-    with pytest.raises(CapabilityError, match=r"'finetuning\.warm_up' .*'openpipe_art' cannot"):
-        check_block("'openpipe_art'", capabilities, block)
-    check_block("'openpipe_art'", capabilities, FinetuneConfig())
 
 
 def test_servers_are_told_of_its_rate_and_batch():

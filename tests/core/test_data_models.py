@@ -20,9 +20,9 @@ from etude.config.finetuning import (
 from etude.core.conversion import TrajectoryCollection
 from etude.core.episode import Example
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
-from etude.core.history import EpochEntry
 from etude.core.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.message import OpenAIMessage
+from etude.core.records import JobEnded
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory
 
 USER = {"role": "user", "content": "2 + 2"}
@@ -102,9 +102,9 @@ def test_rewards_are_numbers_of_any_kind_and_never_text() -> None:
 
 def test_what_was_written_down_does_not_change_with_an_adapters_own_status() -> None:
     status = TrainingJobStatus(**STATUS, metadata={"loss": 1.0})
-    entry = EpochEntry(epoch=0, timestamp="", status=status)
+    record = JobEnded(status=status)
     status.status = TrainingStatusEnum.FAILED
-    assert entry.status is not None and entry.status.status == "running"
+    assert record.status.status == "running"
 
 
 def test_a_reward_function_that_is_handed_down_is_a_copy() -> None:

@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from etude.backends.capabilities import Capabilities, JobHyperparameters
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_jobs import OpenAiAdapter, OpenAiAdapterConfig
+from etude.backends.trainer_adapter import Capabilities, JobHyperparameters
 from etude.core.errors import CapabilityError, EngineError, RequestError, TrainingError
 from etude.core.job import TrainingStatusEnum
 from etude.groups import (
@@ -449,7 +449,7 @@ async def test_a_backend_without_a_way_back_says_so(tmp_path, journal, plays):
     await made.group.create_supervised_fine_tune_job({"prover": [plays[1]]})
     await made.group.switch_to_next_model()
     made.group.set_state(state)
-    with pytest.raises(CapabilityError, match="start from version 1"):
+    with pytest.raises(CapabilityError, match="starts from version 1"):
         await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]}, job_name="back")
     assert "back" not in adapter.submitted
 

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-from etude.backends.capabilities import LocalAdapterConfig
 from etude.backends.local_adapter import LocalAdapter
+from etude.backends.trainer_adapter import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.call import ChatRequest, Sampling
 from etude.core.conversion import TrajectoryCollection

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from etude.core.history import WentBack
-from etude.core.job import TrainingJobRef
+from etude.core.job import TrainingJobRef, TrainingJobStatus
 from etude.core.records import (
+    JobEnded,
     JobPlan,
     JobPlanned,
     LineageEntry,
@@ -46,6 +47,8 @@ def test_what_comes_after_a_point_is_taken_back_and_the_numbers_of_planned_versi
     epochs = history([0.1, 0.2, 0.3]).epochs
     jobs = [TrainingJobRef(run_id=f"job-{number}", backend="fake") for number in range(3)]
     records = [*epochs, *(Submission(ref=ref, epoch=number) for number, ref in enumerate(jobs))]
+    ends = [TrainingJobStatus(run_id=ref.run_id, backend="fake", status="completed") for ref in jobs]
+    records += [JobEnded(status=status) for status in ends]
     records += [LineageEntry(version=entry.version, job=jobs[0]) for entry in epochs]
     plan = JobPlanned(name="job-2", plan=JobPlan(method="grpo", rows=1, data_hash="", number=3))
     known = state([*records, plan, WentBack(epoch=1, back_to=version(1))])

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from etude.backends.capabilities import LocalAdapterConfig
 from etude.backends.cluster_training import Learners
 from etude.backends.local_adapter import LocalAdapter
+from etude.backends.trainer_adapter import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingStatusEnum

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from etude.core.history import EpochEntry, History, ValidationEntry
-from etude.core.job import ModelVersion, TrainingJobStatus, TrainingStatusEnum
+from etude.core.job import ModelVersion
 
 NOW = "2026-01-02T03:04:05+00:00"
 
@@ -14,12 +14,10 @@ def version(number: int) -> ModelVersion:
 
 def epoch(number: int, reward: float | None, *, skipped: str | None = None, **metrics: object) -> EpochEntry:
     """The epoch after `number` others."""
-    done = TrainingJobStatus(run_id=f"job-{number}", backend="fake", status=TrainingStatusEnum.COMPLETED)
     return EpochEntry(
         epoch=number + 1,
         timestamp=NOW,
         metrics={"avg_reward": reward, "num_trajectories": 8, **metrics},
-        status=None if skipped else done,
         skipped=skipped,
         sampled_from=version(number),
         version=version(number if skipped else number + 1),

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.cli.projects import change, etude, process, succeed
+from tests.json_server import JsonServer
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
@@ -43,40 +42,23 @@ def correct(example: etude.Example, output: str) -> float:
 '''
 
 
-class Receiver:
-    """A collector on loopback that keeps all spans."""
+class Receiver(JsonServer):
+    """A collector that keeps all spans."""
 
     def __init__(self) -> None:
+        super().__init__(self._take)
         self.spans: list[Any] = []
-        self.headers: list[dict[str, str]] = []
-        receiver = self
+        self.headers: list[Any] = []
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-                    ExportTraceServiceRequest,
-                    ExportTraceServiceResponse,
-                )
+    def _take(self, path: str, headers: Any, body: bytes) -> tuple[Any, ...]:
+        from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                assert self.path == "/v1/traces"
-                receiver.headers.append(dict(self.headers))
-                for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-                    for scope in resource.scope_spans:
-                        receiver.spans.extend(scope.spans)
-                answer = ExportTraceServiceResponse().SerializeToString()
-                self.send_response(200)
-                self.send_header("Content-Type", "application/x-protobuf")
-                self.send_header("Content-Length", str(len(answer)))
-                self.end_headers()
-                self.wfile.write(answer)
-
-            def log_message(self, *words: Any) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        assert path == "/v1/traces"
+        self.headers.append(headers)
+        for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
+            for scope in resource.scope_spans:
+                self.spans.extend(scope.spans)
+        return 200, {}
 
     def wait_for(self, prefix: str) -> None:
         """Until there is the span of an episode whose id starts so."""
@@ -96,11 +78,9 @@ class Receiver:
 
 @pytest.fixture
 def receiver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Receiver]:
-    started = Receiver()
-    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", started.url)
-    yield started
-    started.server.shutdown()
-    started.server.server_close()
+    with Receiver() as started:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", started.url.removesuffix("/v1"))
+        yield started
 
 
 def attributes(span: Any) -> dict[str, Any]:

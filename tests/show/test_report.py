@@ -10,7 +10,7 @@ from etude.core.episode import EpisodeRecord, Example, Failure
 from etude.core.errors import install_command
 from etude.core.evaluation import EvalOutputItem
 from etude.core.history import History
-from etude.show.metrics_files import RunReport, render_reward_plot
+from etude.show.metrics_files import render_reward_plot, write_metrics
 from etude.show.progress import JsonProgress, LineProgress
 from etude.store.figures import summarize
 from tests.show.histories import NOW, epoch, history, validation
@@ -41,29 +41,13 @@ def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_epochs_that_changed_are_written_anew(tmp_path):
-    whole, path, written = history([0.1, 0.2]), tmp_path / "training_metrics.jsonl", RunReport()
-    written(whole, tmp_path)
-    changed = whole.epochs[0].model_copy(update={"metrics": {"avg_reward": 0.4}})
-    written(whole.model_copy(update={"epochs": (changed, whole.epochs[1])}), tmp_path)
-    assert [line["avg_reward"] for line in lines(path)] == [0.4, 0.2]
-    written(whole.until(1), tmp_path)
-    assert [line["epoch"] for line in lines(path)] == [1]
-    path.write_text("of somebody else")
-    written(whole.until(1), tmp_path)
-    assert [line["epoch"] for line in lines(path)] == [1]
-    path.unlink()
-    written(whole.until(1), tmp_path)
-    assert [line["epoch"] for line in lines(path)] == [1]
-
-
 def test_reward_and_validation_history_have_the_fields_of_the_reference(tmp_path):
     rewards: dict[str, object] = {"min_reward": 0.0, "max_reward": 1.0, "reward_low": 0.4, "reward_high": 0.6}
     rewards["num_scored"] = 9
     rewards["evaluators"] = {"brief": {"mean": 0.25, "low": 0.1, "high": 0.4, "n": 9}}
     validated = (validation(0, 0.5, **rewards, num_unscored=1),)
     whole = History(run_id="run", epochs=(epoch(0, 0.5, **rewards),), validations=validated)
-    RunReport()(whole, tmp_path)
+    write_metrics(whole, tmp_path)
     common = {"epoch": 1, "timestamp": NOW, "avg_reward": 0.5, **rewards}
     assert json.loads((tmp_path / "reward_history.json").read_text()) == [common | {"num_trajectories": 8}]
     assert json.loads((tmp_path / "validation_history.json").read_text()) == [
@@ -73,7 +57,7 @@ def test_reward_and_validation_history_have_the_fields_of_the_reference(tmp_path
 
 def test_numbers_that_are_not_finite_become_null(tmp_path):
     entry = epoch(0, 0.5, training={"kl": float("nan"), "steps": [float("inf"), 1.0]})
-    RunReport()(History(run_id="run", epochs=(entry,)), tmp_path)
+    write_metrics(History(run_id="run", epochs=(entry,)), tmp_path)
     text = (tmp_path / "training_metrics.jsonl").read_text()
     assert "NaN" not in text
     assert json.loads(text)["training"] == {"kl": None, "steps": [None, 1.0]}
@@ -99,9 +83,8 @@ def test_without_matplotlib_a_run_goes_on_and_says_what_to_install(tmp_path, mon
     monkeypatch.setattr("etude.show.metrics_files.render_reward_plot", render_reward_plot)
     monkeypatch.setattr("etude.core.errors.find_spec", lambda name: None)
     messages = []
-    report = RunReport(tell=messages.append)
-    report(history([0.1]), tmp_path)
-    report(history([0.1, 0.2]), tmp_path, final=True)
+    write_metrics(history([0.1]), tmp_path)
+    write_metrics(history([0.1, 0.2]), tmp_path, final=True, tell=messages.append)
     assert (tmp_path / "training_metrics.jsonl").read_text().count("\n") == 2
     assert not (tmp_path / "reward_plot.png").exists()
     (message,) = messages

@@ -53,16 +53,10 @@ def test_the_difference_is_paired_by_example(tmp_path):
     assert found.n == 18
 
 
-def test_only_examples_that_both_have_count(tmp_path):
-    first = run_with(tmp_path, "a", {"eval": {"a": [0.0], "b": [0.0]}})
-    second = run_with(tmp_path, "b", {"eval": {"b": [1.0], "c": [1.0]}})
-    assert paired_differences(first, second) == {}
-
-
 NOUGHTS, ONES = ({"eval": {name: [score] for name in "abcd"}} for score in (0.0, 1.0))
 
 
-def test_examples_of_one_id_with_other_inputs_are_not_the_same(tmp_path):
+def test_only_examples_that_both_have_count_and_one_id_with_other_inputs_is_another_example(tmp_path):
     other = {name: f"another {name}" for name in "abcd"}
     first = run_with(tmp_path, "a", NOUGHTS)
     second = run_with(tmp_path, "b", ONES, asked=other)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
-import socket
 import stat
 import subprocess
 import sys
@@ -27,16 +25,7 @@ from etude.store.files import (
 )
 from etude.store.run_folder import RunFolder
 
-HOST = re.sub(r"[^\w-]", "-", socket.gethostname())
-HERE = f"{threading.get_ident()}.{HOST}.{os.getpid()}"
-
-
-@pytest.fixture
-def gone() -> int:
-    """The number of a process that is over."""
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        process.wait()
-    return process.pid
+HERE = f"{threading.get_ident()}.{os.getpid()}"
 
 
 @pytest.fixture
@@ -87,33 +76,18 @@ def test_what_fails_leaves_what_was_there_and_no_draft(tmp_path: Path) -> None:
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("one.txt", "before")]
 
 
-def test_drafts_of_killed_processes_are_deleted_by_the_next_that_writes(tmp_path: Path, gone: int) -> None:
-    (tmp_path / f".one.txt.{HOST}.{gone}.part").write_text("half")
-    others = [
-        f".model.{HOST}.{gone}.part",
-        f".one.txt.{HOST}.{os.getppid()}.part",
-        f".one.txt.elsewhere.{gone}.part",
-    ]
-    for name in others:
-        (tmp_path / name).write_text("being written")
-    write_atomically(tmp_path / "one.txt", "text")
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others, "one.txt"])
-    os.utime(tmp_path / others[2], (0, 0))
-    write_atomically(tmp_path / "one.txt", "text")
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([*others[:2], "one.txt"])
-
-
-def test_and_in_all_of_a_folder_where_that_is_opened(tmp_path: Path, gone: int) -> None:
+def test_drafts_of_killed_processes_are_deleted_where_their_folder_is_opened(tmp_path: Path) -> None:
     """A process in a container may have the number of the one that was killed."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as gone:
+        gone.wait()
     (tmp_path / "inside").mkdir()
-    for number in (gone, os.getpid()):
-        (tmp_path / "inside" / f".run.db.{HOST}.{number}.part").write_text("half")
-        (tmp_path / "inside" / f".run.db.{HOST}.{number}.part-wal").write_text("its log")
-        (tmp_path / f".v1.{HOST}.{number}.part").mkdir()
-    with open_draft(tmp_path / "kept") as draft:
-        draft.write_text("whole")
-        delete_left_over(tmp_path)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == ["inside", "kept"]
+    for number in (gone.pid, os.getpid(), os.getppid()):
+        (tmp_path / "inside" / f".run.db.{number}.part").write_text("half")
+        (tmp_path / "inside" / f".run.db.{number}.part-wal").write_text("its log")
+        (tmp_path / f".v1.{number}.part").mkdir()
+    delete_left_over(tmp_path)
+    living = [f".run.db.{os.getppid()}.part", f".run.db.{os.getppid()}.part-wal", f".v1.{os.getppid()}.part"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == sorted(["inside", *living])
 
 
 def test_threads_that_note_sums_in_one_folder_lose_none(tmp_path: Path):

@@ -154,9 +154,7 @@ async def test_a_step_that_is_forgotten_is_taken_anew(journal: Journal) -> None:
     fn, _ = counted("new")
     assert await journal.step("a", fn) == "new"
     assert journal.get("a/b") == "stays"
-
-
-async def test_writes_keep_their_order(journal: Journal) -> None:
+    # Writes keep their order.
     writes = [journal.put("a", 1), journal.forget("a"), journal.put("a", 2), journal.put("a", 3)]
     await asyncio.gather(*writes)
     assert journal.get("a") == 3
@@ -192,12 +190,10 @@ async def test_a_key_that_is_no_text_is_an_error_and_a_value_that_is_none_is_kep
 
 async def test_a_closed_journal_says_so(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "run.db")
-    async with journal.beginning("a/"):
-        journal.close()
-        journal.close()
-        for key in ("a", "a/1"):
-            with pytest.raises(StoreError, match="closed"):
-                journal.get(key)
+    journal.close()
+    journal.close()
+    with pytest.raises(StoreError, match="closed"):
+        journal.get("a")
     with pytest.raises(StoreError, match="closed"):
         await journal.put("a", 1)
 
@@ -292,36 +288,18 @@ async def test_whatever_fails_while_it_is_stored_nobody_waits_for_ever(
     assert dict(journal.scan()) == {"next": 1, "sum": {"number": 1}} and not journal.writer.waiting_seconds
 
 
-async def test_what_begins_is_not_looked_up_until_it_is_stored(journal: Journal, monkeypatch: Any) -> None:
-    await journal.put("train/1/a", 1)
+async def test_only_known_keys_are_looked_up(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[Any] = []
     select = journal.select
     monkeypatch.setattr(
         journal, "select", lambda query, bounds=(): looked.append(bounds) or select(query, bounds)
     )
-    async with journal.beginning("train/2/"):
-        looked.clear()
-        fn, calls = counted(7)
-        assert journal.get("train/2/a") is None
-        assert await journal.step("train/2/b", fn) == 7
-        assert not looked
-        assert await journal.step("train/2/b", fn) == 7
-        assert journal.get("train/1/a") == 1
-        assert looked == [("train/2/b",), ("train/1/a",)]
-        await journal.put("train/2/a", 2)
-        assert journal.get("train/2/a") == 2
-        await journal.forget("train/2/a")
-        assert journal.get("train/2/a") is None
-    assert len(calls) == 1
-    assert journal.get("train/2/b") == 7
-
-
-async def test_what_goes_on_is_looked_up(journal: Journal) -> None:
-    written = asyncio.create_task(journal.put("train/2/a", 1))
-    await asyncio.sleep(0)  # Queued, and perhaps not committed yet.
-    async with journal.beginning("train/2/"), journal.beginning("train/2/"):
-        assert journal.get("train/2/a") == 1
-    await written
+    fn, _ = counted(7)
+    assert journal.get("a") is None
+    assert await journal.step("b", fn) == 7
+    assert not looked
+    assert await journal.step("b", fn) == 7
+    assert looked == [("b",)]
 
 
 async def test_what_is_stored_in_one_turn_of_the_event_loop_is_one_commit(

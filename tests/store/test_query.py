@@ -81,11 +81,8 @@ async def phases(journal):
     return journal
 
 
-async def test_the_phases_come_latest_first(phases):
+async def test_phases_come_latest_first_and_the_first_is_chosen_unless_another_is_wished_for(phases):
     assert list_phases(phases) == LATEST_FIRST
-
-
-async def test_the_latest_is_chosen_unless_another_is_wished_for(phases):
     assert choose_phase(phases, None) == "eval"
     assert choose_phase(phases, "train/3.2") == "train/3.2"
     with pytest.raises(RequestError, match="no episodes of the phase 'train/4'"):

@@ -82,9 +82,13 @@ def test_a_made_up_name_that_is_taken_gets_a_number(tmp_path: Path, monkeypatch:
 
 
 def test_a_run_is_never_made_over_another(tmp_path: Path) -> None:
-    RunFolder.create(tmp_path, "a").close()
-    with pytest.raises(RequestError, match="already exists; continue it: etude resume"):
-        RunFolder.create(tmp_path, "a")
+    for name, config, told in (
+        ("a", "seed: 1\n", "continue it: etude resume"),
+        ("b", None, "choose another"),
+    ):
+        RunFolder.create(tmp_path, name, config=config).close()
+        with pytest.raises(RequestError, match=f"already exists; {told}"):
+            RunFolder.create(tmp_path, name)
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "data.txt").write_text("mine")
     with pytest.raises(RequestError, match="own exists, and is no run"):
@@ -103,11 +107,8 @@ def test_an_output_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
         RunFolder.create(tmp_path / "file", "a")
 
 
-def test_opening_what_is_no_run_names_the_runs_there_are(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="there are no runs in"):
-        RunFolder.open(tmp_path / "a")
-    RunFolder.create(tmp_path, "good").close()
-    with pytest.raises(RequestError, match=r"is not a run folder.*good"):
+def test_what_is_no_run_is_not_opened(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=r"is not a run folder.*etude runs list"):
         RunFolder.open(tmp_path / "a")
 
 
@@ -136,11 +137,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         os.kill(other.pid, signal.SIGKILL)
         other.wait()
     # The lock of a dead process is free, though its file and its process id are still there.
-    RunFolder.open(tmp_path / "a").close()
-
-
-def test_the_same_process_cannot_open_a_run_twice(tmp_path: Path) -> None:
-    with RunFolder.create(tmp_path, "a"), pytest.raises(StoreError, match="in use by this process already"):
+    with RunFolder.open(tmp_path / "a"), pytest.raises(StoreError, match="in use by this process already"):
         RunFolder.open(tmp_path / "a")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from etude.core.call import Call, ChatRequest, Completion, Usage
 from etude.core.episode import EpisodeRecord, Event, Example, Failure
 from etude.core.history import EpochEntry, ValidationEntry
-from etude.core.job import ModelVersion, TrainingJobStatus, TrainingStatusEnum
+from etude.core.job import ModelVersion
 from etude.core.message import Message
 from etude.store.episodes import call_key, encode_call, encode_episode
 from etude.store.log import ModelLog
@@ -117,11 +117,8 @@ def epoch_entry(epoch: int, reward: float = 0.5, **metrics: Any) -> EpochEntry:
     """A finished epoch."""
     told = {"avg_reward": reward, "reward_low": reward - 0.1, "reward_high": reward + 0.1, "num_scored": 8}
     told |= {"episodes": 8, "failures": {}, "training": {"loss": 1.0 / epoch, "sampled_kl": 0.01}}
-    status = TrainingJobStatus(run_id=f"epoch-{epoch}", backend="local", status=TrainingStatusEnum.COMPLETED)
     version = ModelVersion(number=epoch, location=f"checkpoints/v{epoch}", digest="0")
-    return EpochEntry(
-        epoch=epoch, timestamp=STAMP, metrics={**told, **metrics}, status=status, version=version
-    )
+    return EpochEntry(epoch=epoch, timestamp=STAMP, metrics={**told, **metrics}, version=version)
 
 
 def store_run(

@@ -160,7 +160,7 @@ def test_tokens_tell_their_numbers_and_have_addresses(browser, address):
     assert browser.find_elements("css selector", ".tokens i.warm2")
 
 
-def test_the_tree_of_a_play_shows_who_heard_what_and_what_it_was_worth(browser, address):
+def test_the_tree_of_a_play_shows_who_said_what_and_what_it_was_worth(browser, address):
     look(browser)
     browser.get(f"{address}/runs/played/episodes/train/1/e/0")
     root, *branches = browser.find_elements("css selector", ".play details.branches")
@@ -168,9 +168,9 @@ def test_the_tree_of_a_play_shows_who_heard_what_and_what_it_was_worth(browser, 
     answers = browser.find_elements("css selector", ".play article")
     assert len(answers) == 2 + 4 + 8 and len(branches) == 2 + 4
     first, hint, decision = (" ".join(each.text.split()) for each in answers[:3])
-    assert "verifier answer 1 of 2 round 0" in first and "main → prover why?" in first
-    assert "main → verifier look at <line> 3" in hint
-    assert "decided: the play ends" in decision and "→" not in decision
+    assert "verifier answer 1 of 2 round 0" in first and "main why?" in first
+    assert "main look at <line> 3" in hint
+    assert "decided: the play ends" in decision
     # Of the last answers those that differ from their siblings say by how much.
     worth = [
         each.text for each in browser.find_elements("css selector", ".play .worth .good, .play .worth .bad")

@@ -15,8 +15,8 @@ from starlette.testclient import TestClient
 
 from etude.core.episode import Failure
 from etude.view.app import create_view
+from etude.view.episodes import CHUNK
 from etude.view.pages import url
-from etude.view.tokens import CHUNK
 from tests.support import drawn
 from tests.view.conftest import KEY, opened_at
 from tests.view.stored import Told, epoch_entry, store_run

@@ -86,7 +86,7 @@ def test_an_imported_log_is_looked_at_and_scored(logged: Path):
     assert scores["n"] == 9 and scores["unscored"] == 0
     assert "name one whose evaluators are to score it" in etude("evaluate", "--rescore", "chats").stderr
     again = etude("import-traces", "log.jsonl", "--name", "chats")
-    assert again.exit_code == 2 and "already exists" in again.stderr
+    assert again.exit_code == 2 and "already exists; choose another name" in again.stderr
 
 
 def test_expert_iteration_learns_from_the_best_chats_and_validates_with_the_model(logged: Path):

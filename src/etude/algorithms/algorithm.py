@@ -7,7 +7,7 @@ config's schema, the reference page, the hyperparameters of server jobs and the 
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -22,7 +22,7 @@ from etude.config import registry
 from etude.config.import_path import import_object, is_import_path, make_importable
 from etude.config.key_types import field_names
 from etude.config.registry import register_trajectory_builder
-from etude.core.conversion import Encoder, TrajectoryCollection, learning_units
+from etude.core.conversion import Encoder, TrainingUnit, learning_units
 from etude.core.data_model import first_fault, number
 from etude.core.errors import EtudeError, RequestError, TrainingError, alternatives
 from etude.core.job import Skipped
@@ -276,12 +276,12 @@ def find_same_loss(algorithm: Algorithm, known: Collection[Method]) -> type[Algo
 
 
 def read_groups(
-    collection: TrajectoryCollection, algorithm: Algorithm, encoder: Encoder | None = None
+    groups: Iterable[Sequence[TrainingUnit]], algorithm: Algorithm, encoder: Encoder | None = None
 ) -> list[list[SampleOrPair]]:
-    """Return the samples or pairs of a collection, by group. Raises TrainingError for unusable data."""
+    """Return the samples or pairs of a collection's groups. Raises TrainingError for unusable data."""
     needs_logprobs = "logprobs" in algorithm.needs()
     units = partial(learning_units, kind=algorithm.kind, encoder=encoder, needs_logprobs=needs_logprobs)
-    return [[*chain.from_iterable(map(units, group))] for group in collection.groups]
+    return [[*chain.from_iterable(map(units, group))] for group in groups]
 
 
 def data_kind(name: Method) -> Kind:

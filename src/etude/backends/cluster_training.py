@@ -13,11 +13,11 @@ from threading import Event
 from typing import Any
 
 from etude.algorithms.algorithm import Algorithm
-from etude.backends.capabilities import LocalAdapterConfig
-from etude.backends.job_training import News, units_of_collection
+from etude.backends.job_training import News, units_of_groups
 from etude.backends.job_worker import JobFolder, JobOrder, ProcessJob, program
 from etude.backends.local_job import FinishedJob, Job, learner_options
 from etude.backends.state_folders import JobContent, StateFolders
+from etude.backends.trainer_adapter import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.config.import_path import import_object, make_importable
 from etude.config.registry import load_entry_points
@@ -94,7 +94,7 @@ class ClusterLearners:
         if end.kind == "failed":
             raise TrainingError(end.message)
         self.note = end.message or trained.note
-        finished = FinishedJob.read(self.versions, job.number)
+        finished = FinishedJob.model_validate(self.versions.facts(job.number))
         await asyncio.to_thread(self.policy.adopt, finished.version)
         await asyncio.to_thread(shutil.rmtree, folder.path, ignore_errors=True)
         return finished
@@ -199,7 +199,7 @@ class ClusterOrder(JobOrder):
         algorithm: Algorithm = import_object(self.algorithm).model_validate(self.gradient)
         versions, data = StateFolders(self.versions, "v", "version"), self.collection
         policy = self._policy(team)
-        groups = units_of_collection(data, algorithm, policy.template)
+        groups = units_of_groups(data.groups, algorithm, policy.template)
         job = Job(self.job, algorithm, self.config, data, groups, self.content, self.seed, self.number)
         learner = Learner(policy, self.options, team)
         begins_from = 0 if self.begins_from is None else self.begins_from.number

@@ -16,7 +16,7 @@ from torch import OutOfMemoryError
 from etude.algorithms.algorithm import Algorithm, read_groups
 from etude.backends.state_folders import StateFolders
 from etude.core.call import ChatRequest
-from etude.core.conversion import Encoder, TrajectoryCollection
+from etude.core.conversion import Encoder, TrainingUnit
 from etude.core.errors import EtudeError, RequestError, TrainingError, first_line
 from etude.core.message import Message, Tool
 from etude.core.sample import Pair, Sample
@@ -27,6 +27,8 @@ from etude.learner.optimiser import Step, plan_steps
 from etude.models.device import available_memory, shown_bytes
 from etude.models.policy import Policy
 from etude.models.template import ChatTemplate
+from etude.models.weights import load_tensors
+from etude.store.files import WEIGHTS_FILE, delete_left_over
 
 
 class TooLittleMemory(TrainingError):
@@ -183,16 +185,24 @@ class JobTraining:
         )
         if checkpoints is None:
             return
-        newest, damage = checkpoints.newest_whole()
+        newest, damage = 0, list[str]()
+        for number in reversed(checkpoints.numbers()):
+            if not (clauses := checkpoints.damage(number)):
+                newest = number
+                break
+            damage += clauses
         # Waits until all processes have looked, before the leader changes anything.
         self._team.any(bool(damage))
         if self._team.leads:
-            checkpoints.delete_drafts()
+            delete_left_over(checkpoints.root)
             if damage:
                 checkpoints.prune([number for number in checkpoints.numbers() if number <= newest])
                 tell(News(kind="went_back", step=newest, message="; ".join(damage)))
         if newest:
-            self.history = checkpoints.load(newest, learner)["metrics"]
+            folder = checkpoints.folder(newest)
+            learner.policy.load_tensors(load_tensors(folder / WEIGHTS_FILE))
+            learner.restore(folder)
+            self.history = checkpoints.facts(newest)["metrics"]
 
     def run(self, canceled: Event, stopping: Event | None = None) -> dict[str, float]:
         """Take the remaining steps. Return the mean metrics of all steps.
@@ -239,16 +249,16 @@ class JobTraining:
             raise TrainingCanceled(f"canceled after {step.number - 1} of {step.of} steps") from error
 
 
-def units_of_collection(
-    collection: TrajectoryCollection, algorithm: Algorithm, template: ChatTemplate
+def units_of_groups(
+    groups: Iterable[Sequence[TrainingUnit]], algorithm: Algorithm, template: ChatTemplate
 ) -> list[list[Sample | Pair]]:
-    """Return the collection's samples or pairs, by group. Raises TrainingError for unusable data."""
+    """Return the samples or pairs of a collection's groups. Raises TrainingError for unusable data."""
 
     def prompt(messages: Sequence[Message]) -> tuple[int, ...]:
         return template.prompt(ChatRequest(tuple(messages))).ids
 
     encoder = Encoder(prompt, template.completion_ids, template.transcript)
-    return read_groups(collection, algorithm, encoder)
+    return read_groups(groups, algorithm, encoder)
 
 
 def units_of_rows(
@@ -263,8 +273,17 @@ def units_of_rows(
     for number, row in enumerate(rows, start=1):
         try:
             groups.append(units_of_row(row, policy.template))
-            for unit in groups[-1]:
-                require_fits(unit, policy.max_context, vocabulary)
+            for sample in chain.from_iterable(unit.samples for unit in groups[-1]):
+                if len(sample.ids) > policy.max_context:
+                    raise TrainingError(
+                        f"it has {len(sample.ids)} tokens, and the model's context ends at "
+                        f"{policy.max_context}; shorten it or leave it out"
+                    )
+                if max(sample.ids, default=0) >= vocabulary:
+                    raise TrainingError(
+                        f"it has token id {max(sample.ids)}, and the model's vocabulary {vocabulary}; was it "
+                        "sampled from another model?"
+                    )
         except EtudeError as error:
             raise TrainingError(f"row {number}: {error}") from error
     units = iter(algorithm.units(groups))
@@ -293,21 +312,6 @@ def units_of_row(row: SupervisedRow | DpoRow | GrpoRow, template: ChatTemplate) 
         return [*samples]
     chosen, rejected = samples
     return [Pair(chosen, rejected)]
-
-
-def require_fits(unit: Sample | Pair, max_context: int, vocabulary: int) -> None:
-    """Raise TrainingError if a sequence exceeds the context or has a token outside the vocabulary."""
-    for sample in unit.samples:
-        if len(sample.ids) > max_context:
-            raise TrainingError(
-                f"it has {len(sample.ids)} tokens, and the model's context ends at {max_context}; shorten it "
-                "or leave it out"
-            )
-        if max(sample.ids, default=0) >= vocabulary:
-            raise TrainingError(
-                f"it has token id {max(sample.ids)}, and the model's vocabulary {vocabulary}; was it sampled "
-                "from another model?"
-            )
 
 
 def _conversations(row: SupervisedRow | DpoRow, write: Write[W]) -> list[W]:

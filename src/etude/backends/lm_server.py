@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from packaging.version import InvalidVersion, Version
-from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from etude.algorithms.algorithm import Algorithm, changed_options, find_same_loss, make_algorithm, read_groups
-from etude.backends.capabilities import Capabilities, JobHyperparameters
-from etude.backends.openai_api import JobsConfig, connect, run_key, trained_model
+from etude.backends.openai_api import JobsConfig, connect, run_key
 from etude.backends.openai_jobs import OpenAiJobs
+from etude.backends.trainer_adapter import Capabilities, JobHyperparameters, trained_model
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
 from etude.core.conversion import TrajectoryCollection
@@ -23,6 +23,7 @@ from etude.core.errors import BackendError, CapabilityError
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.secrets import keep_secret
 from etude.core.trajectory import Method
+from etude.engines.openai_compatible import OpenAiLlmConfig
 from etude.wire.retries import USUAL, Retryable, RetryPolicy, RetryReason, describe, to_failure, with_retries
 
 if TYPE_CHECKING:
@@ -62,18 +63,16 @@ class ServerVersionError(LanguageModelClientError):
     """The server has another major version."""
 
 
-class _Answer(BaseModel, frozen=True, extra="ignore"):
-    """An answer of the server. Newer servers may add fields."""
-
-
-class ServerVersion(_Answer):
-    """`GET /version`."""
-
+class _Version(BaseModel):
     version: str
 
 
-class EngineStatus(_Answer):
-    """`GET /engine/status`."""
+class _Algorithms(BaseModel):
+    data: list[str]
+
+
+class EngineStatus(BaseModel, frozen=True):
+    """`GET /engine/status`. Newer servers may add fields."""
 
     status: Literal["running", "stopping", "stopped"] | str
     engine: str | None = None
@@ -84,22 +83,15 @@ class EngineStatus(_Answer):
     """Whether it is stopped while jobs train. It restarts afterwards."""
 
 
-class Algorithms(_Answer):
-    """`GET /v1/fine_tuning/algorithms`."""
-
-    data: list[str]
-
-
 class LanguageModelClient:
     """A client that controls a language-model server's engine. Jobs and completions use the OpenAI SDK."""
 
     def __init__(
         self,
         base_url: str,
-        api_key: SecretStr | str | None = None,
+        api_key: str = "",
         *,
         timeout: float = 60.0,
-        warn: Callable[[str], None] = _LOG.warning,
         transport: httpx.AsyncBaseTransport | None = None,
         policy: RetryPolicy = USUAL,
     ) -> None:
@@ -112,13 +104,9 @@ class LanguageModelClient:
         from etude.engines.http_client import UNCOMPRESSED, limit_answer
 
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
-        key = (api_key.get_secret_value() if isinstance(api_key, SecretStr) else api_key) or ""
-        keep_secret(key)
-        headers = UNCOMPRESSED | ({"authorization": f"Bearer {key}"} if key else {})
-        self._timeout = timeout
-        self._warn = warn
-        self._warned = False
-        self._policy = policy
+        keep_secret(api_key)
+        headers = UNCOMPRESSED | ({"authorization": f"Bearer {api_key}"} if api_key else {})
+        self._timeout, self._policy = timeout, policy
         self._http = httpx.AsyncClient(
             base_url=self.base_url,
             headers=headers,
@@ -128,11 +116,11 @@ class LanguageModelClient:
 
     async def get_server_version(self) -> str:
         """Return the server's version of Etude."""
-        return (await self._ask("/version", ServerVersion)).version
+        return (await self._ask("/version", _Version)).version
 
     async def algorithms(self) -> list[str]:
         """Return the algorithms that jobs can name: shipped ones and those the server was started with."""
-        return (await self._ask("/v1/fine_tuning/algorithms", Algorithms)).data
+        return (await self._ask("/v1/fine_tuning/algorithms", _Algorithms)).data
 
     async def get_engine_status(self) -> EngineStatus:
         """Return whether the engine runs, and with which models."""
@@ -145,7 +133,7 @@ class LanguageModelClient:
         Raises BadResponseError with the reason if it cannot start, ClientTimeoutError if it does not run
         within `timeout` seconds.
         """
-        await self._post("/engine/start", timeout)
+        await with_retries(lambda: self._attempt("POST", "/engine/start", timeout), policy=self._policy)
         deadline = time.monotonic() + timeout
         while True:
             engine = await self.get_engine_status()
@@ -161,7 +149,7 @@ class LanguageModelClient:
 
     async def stop_engine(self, *, timeout: float = _READY_SECONDS) -> None:  # noqa: ASYNC109
         """Stop the engine, so that training has the device. A stopped engine is not an error."""
-        await self._post("/engine/stop", timeout)
+        await with_retries(lambda: self._attempt("POST", "/engine/stop", timeout), policy=self._policy)
 
     async def wait_for_ready(self, timeout: float = _READY_SECONDS) -> None:  # noqa: ASYNC109  # seed's name
         """Wait until the server answers, and check its version. The log says why the client waits.
@@ -172,9 +160,7 @@ class LanguageModelClient:
         while (problem := await self.problem(max(_POLL, deadline - time.monotonic()))) is not None:
             if problem != told:
                 told = problem
-                self._warn(
-                    f"waiting up to {timeout:g} s for a language-model server at {self.base_url}: {problem}"
-                )
+                _LOG.warning("waiting for a language-model server at %s: %s", self.base_url, problem)
             left = deadline - time.monotonic()
             if left <= 0:
                 raise ClientTimeoutError(
@@ -194,7 +180,7 @@ class LanguageModelClient:
         return None
 
     async def validate_server_version(self) -> None:
-        """Raise ServerVersionError for another major version. Warn once about another minor version."""
+        """Raise ServerVersionError for another major version. Warn about another minor version."""
         theirs, ours = await self.get_server_version(), version("etude")
         try:
             server, client = Version(theirs), Version(ours)
@@ -202,12 +188,9 @@ class LanguageModelClient:
             raise BadResponseError(f"{self.base_url} says that its version is {theirs!r:.40}") from error
         versions = f"the server at {self.base_url} is etude {theirs}, and this is etude {ours}"
         if server.major != client.major:
-            raise ServerVersionError(
-                f"{versions}: another major version. Install etude {theirs} here, or {ours} there"
-            )
-        if server.minor != client.minor and not self._warned:
-            self._warned = True
-            self._warn(f"{versions}: features that only one of them has will not work")
+            raise ServerVersionError(f"{versions}: another major version. Install the same one")
+        if server.minor != client.minor:
+            _LOG.warning("%s: features that only one of them has will not work", versions)
 
     async def close(self) -> None:
         """Close the connections. Calling it twice is fine."""
@@ -228,10 +211,6 @@ class LanguageModelClient:
                 ) from error
 
         return await with_retries(ask, policy=self._policy)
-
-    async def _post(self, path: str, seconds: float) -> None:
-        """Send a request that has the same effect when repeated."""
-        await with_retries(lambda: self._attempt("POST", path, seconds), policy=self._policy)
 
     async def _attempt(self, method: str, path: str, seconds: float | None) -> httpx.Response:
         import httpx
@@ -333,7 +312,9 @@ class LmServerAdapter(OpenAiJobs):
         same = self._find_server_algorithm(algorithm)
         update: dict[str, Any] = {"method": same.type_name, "options": changed_options(algorithm, same)}
         if algorithm.kind == "samples":
-            groups = [[unit.samples[0] for unit in group] for group in read_groups(trajectories, algorithm)]
+            groups = [
+                [unit.samples[0] for unit in group] for group in read_groups(trajectories.groups, algorithm)
+            ]
             if same is not type(algorithm) or any(sample.returns for group in groups for sample in group):
                 update["groups"] = algorithm.assigned(groups)
         return trajectories.model_copy(update=update)
@@ -344,13 +325,12 @@ class LmServerAdapter(OpenAiJobs):
         if algorithm.kind != "samples":  # Other kinds may have texts, which the server tokenises.
             return None
         pulls_to_start = self.adapter_config.hyperparameters.get("reference") != "base"
-        return algorithm.reason_to_skip(read_groups(trajectories, algorithm), at_base=pulls_to_start)
+        return algorithm.reason_to_skip(read_groups(trajectories.groups, algorithm), at_base=pulls_to_start)
 
     def _find_server_algorithm(self, algorithm: Algorithm) -> type[Algorithm]:
         """Return the server's algorithm with the same loss. Raises CapabilityError if there is none."""
-        same = find_same_loss(algorithm, self._algorithms)
-        if same is None:
-            name = algorithm.type_name
+        name = algorithm.type_name
+        if (same := find_same_loss(algorithm, self._algorithms)) is None:
             raise CapabilityError(
                 f"the server does not know the algorithm '{name}', and has no such loss. Start it with "
                 f"`etude serve --algorithms {name}`, where it can be imported, or use the adapter 'local'"
@@ -361,7 +341,7 @@ class LmServerAdapter(OpenAiJobs):
 @register_trainer_adapter(config_type=LmServerAdapterConfig)
 async def lm_server(config: LmServerAdapterConfig, builder: Builder) -> AsyncIterator[LmServerAdapter]:
     """Yield the adapter of the run's target model. Raises CapabilityError if it is not behind a server."""
-    llm = trained_model(builder, "lm_server")
+    llm = trained_model(builder, "lm_server", OpenAiLlmConfig)
     client = connect(config, llm, needs_key=False)
     server = LanguageModelClient(str(client.base_url), client.api_key)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from etude.backends.capabilities import LocalAdapterConfig, find_opponents
+from etude.backends.trainer_adapter import LocalAdapterConfig, find_opponents, trained_model
 from etude.config.finetuning import SHIPPED
 from etude.config.registry import register_trainer_adapter
 from etude.core.errors import CapabilityError
@@ -17,36 +17,30 @@ if TYPE_CHECKING:
     from etude.backends.cluster_training import Learners
     from etude.backends.local_adapter import LocalAdapter
     from etude.config.builder import Builder
-    from etude.config.component import ClusterConfig
 
 
-def check_learners(config: LocalAdapterConfig, cluster: ClusterConfig | None) -> None:
-    """Raise CapabilityError for settings that need training on a cluster."""
+def check_local(config: LocalAdapterConfig, builder: Builder) -> LocalLlmConfig:
+    """Return the config of the run's target model. Raises CapabilityError if it cannot be trained here."""
+    require_local_extra()
+    llm, cluster = trained_model(builder, "local", LocalLlmConfig), builder.config.cluster
     if config.shard_training and (cluster is None or cluster.learners is None):
         raise CapabilityError(
             "`shard_training` splits the weights among processes, but the run's own process trains: "
             "set cluster.learners, or leave it out"
         )
+    return llm
 
 
 @register_trainer_adapter(config_type=LocalAdapterConfig)
 async def local(config: LocalAdapterConfig, builder: Builder) -> AsyncIterator[LocalAdapter]:
     """Yield the adapter of the run's target model. Raises CapabilityError if it is not a local model."""
-    require_local_extra()
+    llm = check_local(config, builder)
     from etude.backends.local_adapter import LocalAdapter
     from etude.engines.embedded import EmbeddedEngine
 
     target = builder.config.finetuning.require_target()
     engine = innermost(await builder.get_llm(target))
-    if not isinstance(engine, EmbeddedEngine):
-        kind = builder.config.llms[target].type_name
-        raise CapabilityError(
-            f"the trainer adapter 'local' trains models of `_type: local`, and llms.{target} is "
-            f"`_type: {kind}`; make it local, or choose an adapter for its backend"
-        )
-    llm = builder.config.llms[target]
-    assert isinstance(llm, LocalLlmConfig)
-    check_learners(config, builder.config.cluster)
+    assert isinstance(engine, EmbeddedEngine)
     block = builder.config.finetuning
     trainer = builder.config.trainers.get(block.trainer or "")
     # Opponents are loaded from disk. `epochs` ends with a failed job, and a resumed run makes lost versions

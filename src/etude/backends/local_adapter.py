@@ -9,18 +9,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from etude.algorithms.algorithm import Algorithm, make_algorithm
-from etude.backends.capabilities import (
+from etude.backends.cluster_training import ClusterLearners, Learners
+from etude.backends.job_training import units_of_groups
+from etude.backends.local_job import FinishedJob, Job, LocalLearner, learner_options
+from etude.backends.state_folders import JobContent, StateFolders, data_hash
+from etude.backends.trainer_adapter import (
     LOCAL_CAPABILITIES,
     Capabilities,
     JobHyperparameters,
     LocalAdapterConfig,
     LoraConfig,
+    TrainerAdapter,
+    job_status,
 )
-from etude.backends.cluster_training import ClusterLearners, Learners
-from etude.backends.job_training import units_of_collection
-from etude.backends.local_job import FinishedJob, Job, LocalLearner, learner_options
-from etude.backends.state_folders import JobContent, StateFolders, data_hash
-from etude.backends.trainer_adapter import TrainerAdapter, job_status
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import CapabilityError, TrainingError
@@ -94,7 +95,6 @@ class LocalAdapter(TrainerAdapter):
         lora = config.lora_with(self._hyperparameters)
         if lora is not None:
             self._policy.use_lora(LoraOptions(**lora.model_dump()), fold(self._seed, "lora"))
-        self._versions.delete_drafts()
         self._policy.keep_base()
         if run_config.collect_ahead:
             # The engine samples from the old weights until it adopts the new ones.
@@ -152,7 +152,7 @@ class LocalAdapter(TrainerAdapter):
         if running is not None or finished is not None:
             return ref
         # Built before the job starts, so that unusable data raise an error here.
-        groups = units_of_collection(trajectories, algorithm, self._policy.template)
+        groups = units_of_groups(trajectories.groups, algorithm, self._policy.template)
         skipped = await asyncio.to_thread(algorithm.reason_to_skip, groups)
         if skipped is not None:
             return skipped
@@ -276,7 +276,7 @@ class LocalAdapter(TrainerAdapter):
         """Return the finished job of a name, if its version's folder exists and is undamaged."""
         for number in self._versions.numbers():
             try:
-                finished = FinishedJob.read(self._versions, number)
+                finished = FinishedJob.model_validate(self._versions.facts(number))
             except DamagedError as error:
                 self._give_up(number, [error.clause])
                 continue

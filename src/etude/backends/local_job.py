@@ -19,9 +19,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from etude.algorithms.algorithm import Algorithm
-from etude.backends.capabilities import LocalAdapterConfig
 from etude.backends.job_training import JobData, JobTraining, News, Tell, training_error
 from etude.backends.state_folders import JobContent, StateFolders
+from etude.backends.trainer_adapter import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
 from etude.core.job import ModelVersion
@@ -49,11 +49,6 @@ class FinishedJob(BaseModel, frozen=True):
     metrics: dict[str, float]
     content: JobContent
     """Its `start` is a version number."""
-
-    @classmethod
-    def read(cls, versions: StateFolders, number: int) -> FinishedJob:
-        """Return the job that made a version. Raises StoreError if the stored facts are damaged."""
-        return cls.model_validate(versions.facts(number))
 
 
 @dataclass(frozen=True, slots=True)

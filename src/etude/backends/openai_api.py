@@ -127,18 +127,6 @@ def response_problem(answer: httpx.Response) -> str | None:
     return None
 
 
-def trained_model(builder: Builder, backend: str) -> OpenAiLlmConfig:
-    """Return the target model's config. Raises CapabilityError if it is not behind an OpenAI-style API."""
-    target = builder.config.finetuning.require_target()
-    llm = builder.config.llms[target]
-    if not isinstance(llm, OpenAiLlmConfig):
-        raise CapabilityError(
-            f"the trainer adapter '{backend}' trains models of `_type: openai`, and llms.{target} is "
-            f"`_type: {llm.type_name}`; make it openai, or choose an adapter for its backend"
-        )
-    return llm
-
-
 async def run_key(builder: Builder) -> str | None:
     """Return a key that distinguishes the run from others of the same name, or None without a run."""
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from pydantic import Field
 
-from etude.backends.capabilities import Capabilities, JobHyperparameters, check_method
 from etude.backends.openai_api import (
     STATES,
     JobsConfig,
@@ -22,11 +21,18 @@ from etude.backends.openai_api import (
     latest_metrics,
     retry_reason,
     run_key,
-    trained_model,
     training_file,
 )
 from etude.backends.state_folders import JobContent
-from etude.backends.trainer_adapter import TrainerAdapter, job_status, pauses
+from etude.backends.trainer_adapter import (
+    Capabilities,
+    JobHyperparameters,
+    TrainerAdapter,
+    check_method,
+    job_status,
+    pauses,
+    trained_model,
+)
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
 from etude.core.conversion import TrajectoryCollection
@@ -34,6 +40,7 @@ from etude.core.errors import BackendError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash, fold
 from etude.core.trajectory import Method
+from etude.engines.openai_compatible import OpenAiLlmConfig
 from etude.wire.retries import USUAL, with_retries
 
 if TYPE_CHECKING:
@@ -376,7 +383,7 @@ class OpenAiAdapter(OpenAiJobs):
 @register_trainer_adapter(config_type=OpenAiAdapterConfig)
 async def openai(config: OpenAiAdapterConfig, builder: Builder) -> AsyncIterator[OpenAiAdapter]:
     """Yield the adapter of the run's target model. Raises CapabilityError if it is not OpenAI's."""
-    llm = trained_model(builder, "openai")
+    llm = trained_model(builder, "openai", OpenAiLlmConfig)
     client = connect(config, llm, needs_key=True)
     try:
         yield OpenAiAdapter(config, client, llm.model_name, await run_key(builder))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -17,10 +16,9 @@ from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import RequestError, StoreError
 from etude.core.job import ModelVersion
 from etude.core.keys import content_hash
-from etude.store.files import SET_ASIDE, WEIGHTS_FILE, damage_in, note_sum, put_in_place, require_as_written
+from etude.store.files import SET_ASIDE, damage_in, delete_folder, note_sum, open_draft, require_as_written
 
 if TYPE_CHECKING:
-    from etude.learner.learner import Learner
     from etude.learner.optimiser import Snapshot
 
 
@@ -84,7 +82,6 @@ def data_hash(collection: TrajectoryCollection) -> str:
 
 
 _FACTS = "job.json"
-_DRAFT = ".part"
 
 
 class StateFolders:
@@ -116,36 +113,22 @@ class StateFolders:
         """Return how a folder differs from the written one, one clause per file. Empty if it is undamaged."""
         return damage_in(self.folder(number))
 
-    def newest_whole(self) -> tuple[int, list[str]]:
-        """Return the highest number with an undamaged folder, or 0, and the damage of those above it."""
-        damage: list[str] = []
-        for number in reversed(self.numbers()):
-            if not (clauses := self.damage(number)):
-                return number, damage
-            damage += clauses
-        return 0, damage
-
     def write(self, number: int, facts: Mapping[str, Any], state: Snapshot) -> ModelVersion:
         """Save a learner's state and JSON-able facts. Raises StoreError.
 
         They are on disk when this returns.
         """
         final = self.folder(number)
-        draft = final.with_name(final.name + _DRAFT)
         try:
-            shutil.rmtree(draft, ignore_errors=True)
-            draft.mkdir(parents=True, exist_ok=True)
-            version = ModelVersion(number=number, location=str(final), digest=state.save(draft))
-            content = {**facts, "version": version.model_dump(mode="json")}
-            (draft / _FACTS).write_text(json.dumps(content, indent=2), encoding="utf-8")
-            note_sum(draft / _FACTS)
-            put_in_place(draft, final)
-        except (OSError, StoreError) as error:
-            shutil.rmtree(draft, ignore_errors=True)
-            raise StoreError(
-                f"cannot save {self._noun} {number} in {final}: {error}; free some space and resume "
-                "(`etude resume`), or make the job again"
-            ) from error
+            with open_draft(final) as draft:
+                draft.mkdir()
+                version = ModelVersion(number=number, location=str(final), digest=state.save(draft))
+                content = {**facts, "version": version.model_dump(mode="json")}
+                (draft / _FACTS).write_text(json.dumps(content, indent=2), encoding="utf-8")
+                note_sum(draft / _FACTS)
+        except StoreError as error:
+            what = f"cannot save {self._noun} {number}"
+            raise StoreError(f"{what}: {error}; free some space and resume") from error
         return version
 
     def facts(self, number: int) -> dict[str, Any]:
@@ -158,24 +141,11 @@ class StateFolders:
             raise StoreError(f"{path} cannot be read: {error}") from error
         return facts
 
-    def load(self, number: int, learner: Learner) -> dict[str, Any]:
-        """Restore the weights and optimiser of a number. Return its facts. Raises StoreError."""
-        from etude.models.weights import load_tensors
-
-        folder = self.folder(number)
-        learner.policy.load_tensors(load_tensors(folder / WEIGHTS_FILE))
-        learner.restore(folder)
-        return self.facts(number)
-
     def prune(self, keep: Collection[int]) -> None:
         """Delete every folder whose number is not in `keep`."""
         for number in self.numbers():
             if number not in keep:
-                # Rename it first: a partly deleted folder must never have a number.
-                draft = self.folder(number).with_name(f"{self._prefix}{number}{_DRAFT}")
-                shutil.rmtree(draft, ignore_errors=True)
-                self.folder(number).rename(draft)
-                shutil.rmtree(draft, ignore_errors=True)
+                delete_folder(self.folder(number))
 
     def set_aside(self, number: int) -> Path | None:
         """Rename a folder so that it has no number. Return its new path, or None if it did not exist.
@@ -192,8 +162,3 @@ class StateFolders:
         except OSError as error:
             raise StoreError(f"{folder} cannot be set aside: {error.strerror}") from error
         return aside
-
-    def delete_drafts(self) -> None:
-        """Delete the incomplete folders of killed processes."""
-        for path in self.root.glob(f"{self._prefix}*{_DRAFT}"):
-            shutil.rmtree(path, ignore_errors=True)

@@ -119,8 +119,6 @@ class EpochEntry(Measurement, frozen=True):
     """One finished epoch, trained on or skipped."""
 
     kind: ClassVar[Literal["epoch"]] = "epoch"
-    status: TrainingJobStatus | None = None
-    """The result of its training job; None if the epoch was skipped or the model rested."""
     skipped: str | None = None
     """The reason why nothing was trained on."""
     resting: str | None = None
@@ -132,6 +130,11 @@ class EpochEntry(Measurement, frozen=True):
 
     def __str__(self) -> str:
         return f"epoch {self.epoch}"
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether a job was made of it."""
+        return self.skipped is None and self.resting is None
 
     @property
     def weights(self) -> ModelVersion | None:
@@ -279,7 +282,7 @@ class History(BaseModel, frozen=True):
     @property
     def trained(self) -> list[EpochEntry]:
         """The epochs that were trained on."""
-        return [entry for entry in self.epochs if entry.status is not None]
+        return [entry for entry in self.epochs if entry.is_trained]
 
     @property
     def skipped(self) -> list[EpochEntry]:

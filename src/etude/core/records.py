@@ -245,8 +245,6 @@ class ModelState:
             case EpochEntry():
                 self.epochs[record.epoch] = record
                 self.end = None
-                if record.status is not None:
-                    self.ended[record.status.run_id] = record.status
             case ValidationEntry(is_of_base=True):
                 self.base = record
             case ValidationEntry():

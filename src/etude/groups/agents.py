@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass as checked_dataclass
 from etude.algorithms.episodes import ScoredEpisode, by_agent, is_play, read_tree
 from etude.algorithms.imitation import true_decision
 from etude.algorithms.samples import make_pair, make_sample, same_prompt, targeted_calls
-from etude.backends.capabilities import JobHyperparameters
+from etude.backends.trainer_adapter import JobHyperparameters
 from etude.core.call import Call
 from etude.core.data_model import first_fault
 from etude.core.episode import EpisodeRecord

@@ -7,9 +7,8 @@ import contextlib
 from collections.abc import Callable
 from itertools import islice
 
-from etude.backends.capabilities import JobHyperparameters, check_from_base, check_start_version
 from etude.backends.state_folders import JobNameTakenError, data_hash
-from etude.backends.trainer_adapter import TrainerAdapter, pauses
+from etude.backends.trainer_adapter import JobHyperparameters, TrainerAdapter, check_start, pauses
 from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import EtudeError, JobStillRunning, RequestError, TrainingError
 from etude.core.interfaces import Engine
@@ -91,7 +90,7 @@ class ModelJobs:
         TrainingError if the engine does not sample from `version`.
         """
         if self.settings.fine_tune_from_scratch:
-            check_from_base(self._backend, self.adapter.capabilities())
+            check_start(self._backend, self.adapter.capabilities(), "each job starts from the base model")
         known = self.log.state
         if version is None or known.start is None:
             self.version = await self.adapter.current_version()
@@ -139,7 +138,9 @@ class ModelJobs:
         if start is not None and self.adapter.capabilities().versions:
             # Make the backend's next job start there, whatever the backend has done meanwhile.
             last = self.log.state.last_number
-            check_start_version(self._backend, self.adapter.capabilities(), start.number, last)
+            if start.number < last:
+                what = f"the next job starts from version {start.number} and not from the last one, {last}"
+                check_start(self._backend, self.adapter.capabilities(), what)
             await self.adapter.restore(start)
         await self.adapter.count_from(number - 1)
         plan = plan.model_copy(update={"number": number})

@@ -21,7 +21,7 @@ from etude.core.history import AlarmEvent, Entry, EpochEntry, History, Validatio
 from etude.core.interfaces import Progress, innermost
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.json_text import json_facts
-from etude.core.records import JobDropped, MetricsAdded, Record, RunEnded, SampledFrom
+from etude.core.records import JobDropped, JobEnded, MetricsAdded, Record, RunEnded, SampledFrom
 from etude.groups.agents import ModelSettings
 from etude.groups.model_jobs import ModelJobs
 from etude.groups.opponents import OpponentPool
@@ -260,7 +260,8 @@ class Bookkeeper:
             "sampled_from": await self.sampled_from(epoch),
             "curriculum_state": submission.curriculum_state,
         }
-        return await self._add_epoch(epoch, metrics, status=status, **kept)
+        self.log.add_soon(JobEnded(status=status))
+        return await self._add_epoch(epoch, metrics, **kept)
 
     def trained(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
         """Report an epoch that was trained on, and write the metrics files."""
@@ -391,10 +392,16 @@ class Bookkeeper:
         return text if self.target is None else f"{self.target}: {text}"
 
 
-def require_trained(histories: Sequence[History]) -> list[TrainingJobStatus]:
-    """Return the statuses of all jobs, by epoch. Raises TrainingError if there were none."""
+def require_trained(several: Sequence[Bookkeeper]) -> list[TrainingJobStatus]:
+    """Return the statuses of all completed jobs, by epoch. Raises TrainingError if there were none."""
+    histories = [books.history for books in several]
     epochs: list[EpochEntry] = [entry for history in histories for entry in history.epochs]
-    statuses = [entry.status for entry in sorted(epochs, key=lambda entry: entry.epoch) if entry.status]
+    statuses: list[tuple[int, TrainingJobStatus]] = []
+    for state in (books.log.state for books in several):
+        for (epoch, _), submission in sorted(state.submissions.items()):
+            status = state.ended.get(submission.ref.run_id)
+            if status is not None and status.status is TrainingStatusEnum.COMPLETED:
+                statuses.append((epoch, status))
     if not statuses:
         reasons = sorted({entry.skipped for entry in epochs if entry.skipped is not None})
         most = max((len(history.epochs) for history in histories), default=0)
@@ -402,7 +409,7 @@ def require_trained(histories: Sequence[History]) -> list[TrainingJobStatus]:
         raise TrainingError(
             f"the run trained on nothing in {most} epochs. {' | '.join(reasons)}; see {PAGE}{causes}"
         )
-    return statuses
+    return [status for _, status in sorted(statuses, key=lambda pair: pair[0])]
 
 
 async def end_run(several: Sequence[Bookkeeper], num_epochs: int, run: RunFolder, progress: Progress) -> None:

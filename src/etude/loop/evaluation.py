@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import Field
 
-from etude.backends.capabilities import LocalAdapterConfig
+from etude.backends.trainer_adapter import LocalAdapterConfig
 from etude.config.builder import Builder
 from etude.config.component import EvaluatorConfig
 from etude.config.import_path import import_object

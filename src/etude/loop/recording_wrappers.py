@@ -9,17 +9,9 @@ from typing import Any, cast
 
 from etude.algorithms.algorithm import data_kind
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
-from etude.backends.capabilities import (
-    check_block,
-    check_method,
-    check_opponents,
-    check_options,
-    check_tokens,
-)
 from etude.backends.state_folders import JobNameTakenError
-from etude.backends.trainer_adapter import TrainerAdapter
+from etude.backends.trainer_adapter import TrainerAdapter, check_run
 from etude.config.builder import TargetBuilder
-from etude.config.component import ComponentConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
 from etude.core.data_model import finite
@@ -154,7 +146,7 @@ class RecordedAdapter(RecordedPart):
             return status
         epoch, *_ = begun
         books.over.add(epoch)
-        if recorded is None:
+        if recorded is None or not books.is_done(epoch):
             if status.status is TrainingStatusEnum.COMPLETED:
                 try:
                     entry = await books.adopt(epoch, ref, status)
@@ -193,15 +185,11 @@ class RecordedTrainer:
         await trainer.bind_components(trajectory_builder=parts[0], trainer_adapter=parts[1])
         trainer.bind_runtime(replace(runtime, evaluation=books.collections))
         builder.bind_runtime(trainer.runtime)
-        backend, capabilities = _name(adapter, adapter.adapter_config), adapter.capabilities()
-        check_method(backend, capabilities, builder.method, _name(builder, builder.trajectory_builder_config))
-        check_options(backend, capabilities, builder.trajectory_builder_config)
-        check_block(backend, capabilities, run_config)
+        backend = adapter.adapter_config.type_name or type(adapter).__name__
+        capabilities, llms = adapter.capabilities(), runtime.config.llms
+        check_run(f"'{backend}'", capabilities, builder, run_config, llms, runtime.target_model)
         kinds = {builder.method, data_kind(builder.method)}
         builder.token_ids_required = bool(kinds & capabilities.token_ids_for)
-        if (target := runtime.target_model) in runtime.config.llms:
-            check_tokens(backend, capabilities, builder.method, runtime.config.llms[target], target)
-            check_opponents(backend, capabilities, runtime.config.llms, target)
         await recover(books)
         await trainer.initialize(run_config)
         await books.take_up()
@@ -227,7 +215,7 @@ class RecordedTrainer:
         except Exception:  # A trainer may turn RunStopped into another error.
             if books.stopped_because is None:
                 raise
-            statuses = require_trained([books.history])
+            statuses = require_trained([books])
         if books.stopped_because is not None:
             progress.message(f"stopped after epoch {len(books.history.epochs)}: {books.stopped_because}")
         for _, _, ref in [*books.begun.values()]:
@@ -255,10 +243,6 @@ class RecordedTrainer:
             if self.trainer._books is not None:
                 exits.push_async_callback(self.trainer.bookkeeper.collections.stop)
                 await self.trainer.cleanup()
-
-
-def _name(component: object, config: ComponentConfig) -> str:
-    return f"'{config.type_name}'" if config.type_name else type(component).__name__
 
 
 async def assemble_trainer(runtime: Runtime) -> RecordedTrainer | RecordedTargets:

@@ -79,7 +79,7 @@ async def run_epochs(
         # Again, since a process may have been killed after it adopted the last epoch's weights.
         await member.prune()
     await end_run(several, num_epochs, run, progress)
-    return require_trained([books.history for books in several])
+    return require_trained(several)
 
 
 async def submit_epoch(
@@ -227,10 +227,10 @@ class EpochTrainer(Trainer):
             books.submitted(epoch, 1, submitted.ref)
             return
         await books.sampled_from(epoch)
-        name, started = books.job_name(epoch), time.monotonic()
+        started = time.monotonic()
         with books.working_on(epoch):
-            await self.trajectory_builder.start_run(run_id=name, meta=meta)
-            collection = await self.trajectory_builder.finalize(run_id=name, meta=meta)
+            await self.trajectory_builder.start_run(run_id=run_id, meta=meta)
+            collection = await self.trajectory_builder.finalize(run_id=run_id, meta=meta)
             books.check(collection, epoch)
         seconds = time.monotonic() - started
         self._curriculum_facts = {}
@@ -300,10 +300,9 @@ class EpochTrainer(Trainer):
         The builder and the adapter log the same metrics, for the epoch's collection and job.
         """
         self.bookkeeper.trained(epoch, metrics, output_dir)
-        folder, ref = str(self.bookkeeper.folder(output_dir)), self._refs.get(epoch)
-        if ref is not None:
-            self.trajectory_builder.log_progress(ref.run_id, metrics, output_dir=folder)
-            self.trainer_adapter.log_progress(ref, metrics, output_dir=folder)
+        if (ref := self._refs.get(epoch)) is not None:
+            self.trajectory_builder.log_progress(self.history.run_id, metrics, output_dir)
+            self.trainer_adapter.log_progress(ref, metrics, output_dir)
 
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
         """Return the summary, epochs and validations of this run. Raises ValueError for another run's id."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any
 
-from etude.backends.capabilities import JobHyperparameters
+from etude.backends.trainer_adapter import JobHyperparameters
 from etude.config.finetuning import Transcript, WarmUpConfig, read_transcripts
 from etude.core.conversion import TrajectoryCollection
 from etude.core.data_model import finite

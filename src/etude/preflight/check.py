@@ -15,24 +15,15 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from etude.backends.capabilities import (
-    LOCAL_CAPABILITIES,
-    LocalAdapterConfig,
-    check_block,
-    check_from_base,
-    check_method,
-    check_opponents,
-    check_options,
-    check_tokens,
-)
-from etude.backends.local import check_learners
+from etude.backends.local import check_local
+from etude.backends.trainer_adapter import LOCAL_CAPABILITIES, LocalAdapterConfig, check_run
 from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig, read_transcripts
 from etude.config.import_path import is_import_path
 from etude.config.schema import Config
 from etude.core.call import ChatRequest, Completion, Sampling
 from etude.core.episode import Example, ToolSet
-from etude.core.errors import CapabilityError, EngineError, EtudeError, install_command
+from etude.core.errors import EngineError, EtudeError, install_command
 from etude.engines.local import LocalLlmConfig, make_base, require_local_extra
 from etude.engines.openai_compatible import OPENAI_URL, OpenAiEngine, OpenAiLlmConfig
 from etude.models.device import available_memory, choose_device, shown_bytes, usable_cores
@@ -235,31 +226,17 @@ async def _check_training(
         trajectories = await builder.get_trajectory_builder(str(block.trajectory_builder))
         await builder.get_trainer(str(block.trainer))
         adapter, target = _find_adapter(builder.config, block), str(block.target_model)
-        if isinstance(adapter, LocalAdapterConfig):
-            # Building the adapter would load the model.
-            require_local_extra()
-            llm, capabilities = builder.config.llms[target], LOCAL_CAPABILITIES
-            if not isinstance(llm, LocalLlmConfig):
-                raise CapabilityError(
-                    f"the trainer adapter 'local' trains models of `_type: local`, and llms.{target} is "
-                    f"`_type: {llm.type_name}`; make it local, or choose an adapter for its backend"
-                )
-            check_learners(adapter, builder.config.cluster)
+        if isinstance(adapter, LocalAdapterConfig):  # Building it would load the model.
+            check_local(adapter, builder)
+            capabilities = LOCAL_CAPABILITIES
         else:
             capabilities = (await builder.get_trainer_adapter(str(block.trainer_adapter))).capabilities()
-        kind = adapter.type_name
-        backend, settings = f"'{kind}'", trajectories.trajectory_builder_config
-        check_method(backend, capabilities, trajectories.method, f"'{settings.type_name}'")
-        check_options(backend, capabilities, settings)
-        check_block(backend, capabilities, block)
-        if block.fine_tune_from_scratch:
-            check_from_base(backend, capabilities)
-        check_tokens(backend, capabilities, trajectories.method, builder.config.llms[target], target)
-        check_opponents(backend, capabilities, builder.config.llms, target)
+        kind, made = adapter.type_name, trajectories.trajectory_builder_config
+        check_run(f"'{kind}'", capabilities, trajectories, block, builder.config.llms, target)
         # Give it a copy, so that it cannot change the loaded config.
         await trajectories.initialize(block.model_copy(deep=True))
         await trajectories.cleanup()
-        findings.ok(what, f"{settings.type_name} data ({trajectories.method}), trained by {kind}")
+        findings.ok(what, f"{made.type_name} data ({trajectories.method}), trained by {kind}")
 
 
 _PACKAGE = Path(__file__).parents[1]

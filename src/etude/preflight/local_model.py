@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from etude.backends.capabilities import LocalAdapterConfig
+from etude.backends.trainer_adapter import LocalAdapterConfig
 from etude.core.call import ChatRequest
 from etude.core.errors import EtudeError, RequestError
 from etude.engines.local import LocalLlmConfig

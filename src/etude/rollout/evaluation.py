@@ -321,8 +321,7 @@ class EvaluationRun(Evaluation):
             **options,
         )
         try:
-            async with self.journal.beginning(f"{phase}/"):
-                return await gathering.score_all(self.collector.collect(jobs))
+            return await gathering.score_all(self.collector.collect(jobs))
         except ErrorBudgetExceeded:
             # Failures of episodes that were not yet counted are forgotten too. Pending writes must be
             # committed first, since the loop reads only committed records.

@@ -37,23 +37,14 @@ def model_card(wanted: RunVersion, lora_only: bool) -> str:
     entries: list[Entry] = [*history.measured] or [*history.epochs]
     of_this = [entry for entry in entries if wanted.number and entry.measured_with == wanted.number]
     shown = entries[:1] + [entry for entry in of_this[-1:] if entry != entries[0]]
-    facts = {
-        "base model": Path(base).name if Path(base).is_absolute() else base,
-        "trajectory builder": parts["method"],
-        "trained by": parts["backend"],
-        "version": str(wanted.number),
-        "digest of the trained weights": wanted.version.digest if wanted.version else None,
-    }
-    rows = [(key, value) for key, value in facts.items() if value]
-    rows += [(f"reward, {entry.measured_on}", entry.reward.counted) for entry in shown]
     target = "" if wanted.target is None else f", {wanted.target}"
     version = f"version {wanted.number}" if wanted.number else "the base model"
+    name = Path(base).name if Path(base).is_absolute() else base
     lines = [
         f"# {wanted.run.name}{target}, {version}\n",
         f"{'LoRA weights' if lora_only else 'Weights'} of an agent's model, trained with Etude from the "
-        "agent's own runs. Rewards have their 95 % interval.\n",
-        "| | |\n|---|---|",
-        *(f"| {key} | {value} |".replace("\n", " ") for key, value in rows),
+        f"agent's own runs. The base model is {name or 'not known'}. Rewards have their 95 % interval.\n",
+        *(f"- {entry.measured_on}: reward {entry.reward.counted}" for entry in shown),
         "\nThis export states no license. The base model's license may apply.\n",
     ]
     if history.validations:

@@ -10,77 +10,53 @@ reward_plot.png:          the rewards, drawn at the end; needs matplotlib, the e
 from __future__ import annotations
 
 import json
-import textwrap
 import warnings
 from collections.abc import Callable, Iterable
 from io import BytesIO
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from etude.core.data_model import finite
 from etude.core.errors import MissingExtraError, require_extra
 from etude.core.history import Entry, EpochEntry, History
-from etude.core.secrets import masked
 from etude.store.figures import with_rewards
 from etude.store.files import open_draft, write_atomically
-
-E = TypeVar("E", bound=Entry)
 
 PLOT = "reward_plot.png"
 
 _REWARDS = ["avg_reward", "min_reward", "max_reward", "reward_low", "reward_high", "num_scored", "evaluators"]
 
 
-class RunReport:
-    """A writer of the metrics files at each call, and of the plot at the end.
+def write_metrics(
+    history: History, folder: Path, final: bool = False, *, tell: Callable[[str], None] = lambda text: None
+) -> None:
+    """Bring the files in `folder` up to date. Each is always whole. Raises StoreError.
 
-    A run may have thousands of epochs, so each is encoded only once.
+    If it is `final`, also draw the plot. `tell` gets the reason for a missing one.
     """
+    epochs = history.epochs
+    lines = [f"{_json(_epoch_line(history.run_id, entry))}\n" for entry in epochs]
+    write_atomically(folder / "training_metrics.jsonl", "".join(lines))
+    trained_on = [entry for entry in epochs if entry.resting is None]
+    _write_list(folder / "reward_history.json", trained_on, "num_trajectories")
+    if history.validations:
+        held_out = folder / "validation_history.json"
+        _write_list(held_out, history.validations, "num_examples", "num_unscored")
+    if epochs and _has_curriculum(epochs[-1]):
+        state = _json(epochs[-1].curriculum_state, indent=2)
+        write_atomically(folder / "curriculum_state.json", f"{state}\n")
+    if final:
+        try:
+            picture = render_reward_plot(history)
+            with open_draft(folder / PLOT) as draft:
+                draft.write_bytes(picture)
+        except MissingExtraError as missing:
+            tell(f"there is no {PLOT}: {missing}")
 
-    def __init__(self, tell: Callable[[str], None] = lambda text: None) -> None:
-        """`tell` gets the reason for a missing plot."""
-        self._tell = tell
-        self._texts: dict[tuple[Path, int], tuple[Entry, str]] = {}
 
-    def __call__(self, history: History, folder: Path, final: bool = False) -> None:
-        """Bring the files in `folder` up to date. Each is always whole. Raises StoreError."""
-        file = folder / "training_metrics.jsonl"
-        lines = self._entry_texts(
-            file, history.epochs, lambda each: f"{_json(_epoch_line(history.run_id, each))}\n"
-        )
-        write_atomically(file, "".join(lines), exact=True)
-        trained_on = [entry for entry in history.epochs if entry.resting is None]
-        self._write_list(folder / "reward_history.json", trained_on, "num_trajectories")
-        if history.validations:
-            held_out = folder / "validation_history.json"
-            self._write_list(held_out, history.validations, "num_examples", "num_unscored")
-        if history.epochs and _has_curriculum(history.epochs[-1]):
-            state = _json(history.epochs[-1].curriculum_state, indent=2)
-            write_atomically(folder / "curriculum_state.json", f"{state}\n")
-        if final:
-            try:
-                picture = render_reward_plot(history)
-                with open_draft(folder / PLOT) as draft:
-                    draft.write_bytes(picture)
-            except MissingExtraError as missing:
-                self._tell(f"there is no {PLOT}: {missing}")
-
-    def _write_list(self, file: Path, entries: Iterable[Entry], *more: str) -> None:
-        items = self._entry_texts(
-            file, entries, lambda entry: textwrap.indent(_json(_rewards(entry, more), indent=2), "  ")
-        )
-        text = ",\n".join(items)
-        write_atomically(file, f"[\n{text}\n]\n" if text else "[]\n", exact=True)
-
-    def _entry_texts(self, file: Path, entries: Iterable[E], encode: Callable[[E], str]) -> Iterable[str]:
-        """Yield the text of each entry in one of the files."""
-        for entry in entries:
-            known = self._texts.get((file, entry.epoch))
-            # Entries are frozen, so a changed entry is a new object.
-            if known is None or known[0] is not entry:
-                known = self._texts[file, entry.epoch] = entry, masked(encode(entry))
-            yield known[1]
+def _write_list(file: Path, entries: Iterable[Entry], *more: str) -> None:
+    write_atomically(file, f"{_json([_rewards(entry, more) for entry in entries], indent=2)}\n")
 
 
 def _epoch_line(run_id: str, entry: EpochEntry) -> dict[str, Any]:

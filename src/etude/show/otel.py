@@ -11,7 +11,7 @@ import json
 import os
 import re
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from etude.config.component import TrackerConfig
@@ -80,7 +80,15 @@ class OtelTracker:
         from opentelemetry.sdk.trace.export import SpanExportResult
 
         with RunFolder.read(self._run.folder) as run:
-            spans = self._record_spans(run.journal, record)
+            # Several models may train on the same episodes, which are sent once.
+            first = next(iter(read_histories(run.journal)))
+            part = _EPISODES.get(record.kind, "").format(epoch=record.step)
+            if not part or (record.kind != "warm_up" and record.target not in (None, first)):
+                return
+            episodes = (
+                each for each in iter_episodes(run.journal, part) if re.match(rf"{part}(?!\d)", each.id)
+            )
+            spans = chain.from_iterable(self._episode_spans(run.journal, each) for each in episodes)
             while batch := [*islice(spans, _SPANS_AT_ONCE)]:
                 if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
                     raise EtudeError(
@@ -90,15 +98,6 @@ class OtelTracker:
     def close(self, state: State) -> None:
         """Close the client."""
         self._exporter.shutdown()
-
-    def _record_spans(self, journal: Journal, record: RunRecord) -> Iterator[ReadableSpan]:
-        # Several models may train on the same episodes, which are sent once.
-        first = next(iter(read_histories(journal)))
-        part = _EPISODES.get(record.kind, "").format(epoch=record.step)
-        if part and (record.kind == "warm_up" or record.target in (None, first)):
-            for episode in iter_episodes(journal, part):
-                if re.match(rf"{part}(?!\d)", episode.id):
-                    yield from self._episode_spans(journal, episode)
 
     def _episode_spans(self, journal: Journal, episode: EpisodeRecord) -> Iterator[ReadableSpan]:
         """Yield the spans of a finished episode: its own span first, then its calls and tools."""

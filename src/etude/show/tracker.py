@@ -14,7 +14,7 @@ import re
 import secrets
 import shlex
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -30,6 +30,7 @@ from etude.core.errors import BudgetReached, EtudeError, RequestError, StoreErro
 from etude.core.history import EpochEntry, entry_sort_key
 from etude.core.interfaces import Progress
 from etude.core.keys import content_hash
+from etude.core.records import ModelState
 from etude.engines.ledger import Bill, BillEntry, load_bill, total
 from etude.store.journal import Json
 from etude.store.log import end_of_run, read_states
@@ -131,18 +132,15 @@ def list_records(run: RunFolder, sent: Collection[str] = ()) -> Iterator[RunReco
             yield RunRecord(key, "warm_up", 0, at, figures(about, f"{prefix}warm_up/"), target)
     entries = [(target, entry) for target, history in by_target.items() for entry in history.entries]
     for target, each in sorted(entries, key=lambda pair: entry_sort_key(pair[1])):
-        if (key := _key(each.kind, each.epoch, target)) not in sent:
-            yield RunRecord(
-                key=key,
-                kind=each.kind,
-                step=each.epoch,
-                at=datetime.fromisoformat(each.timestamp).timestamp(),
-                metrics=_epoch_figures(each, _prefix(target), bill, target == next(iter(by_target)))
-                if isinstance(each, EpochEntry)
-                else figures(each.metrics, f"{_prefix(target)}validation/"),
-                target=target,
-                alarms=tuple(event.text for event in each.alarms if event.is_new),
-            )
+        if (key := _key(each.kind, each.epoch, target)) in sent:
+            continue
+        at, prefix = datetime.fromisoformat(each.timestamp).timestamp(), _prefix(target)
+        alarms = tuple(event.text for event in each.alarms if event.is_new)
+        if isinstance(each, EpochEntry):
+            metrics = _epoch_figures(each, states[target], prefix, bill, target == next(iter(states)))
+        else:
+            metrics = figures(each.metrics, f"{prefix}validation/")
+        yield RunRecord(key, each.kind, each.epoch, at, metrics, target, alarms)
     if (ended := end_of_run(states)) is None:
         return
     at = datetime.fromisoformat(ended.timestamp).timestamp()
@@ -164,7 +162,9 @@ def _prefix(target: str | None) -> str:
     return "" if target is None else f"{target}/"
 
 
-def _epoch_figures(entry: EpochEntry, prefix: str, bill: Bill, has_episodes: bool) -> dict[str, float]:
+def _epoch_figures(
+    entry: EpochEntry, state: ModelState, prefix: str, bill: Bill, has_episodes: bool
+) -> dict[str, float]:
     metrics = figures(entry.metrics, f"{prefix}train/")
     metrics |= figures(entry.metrics.get("training") or {}, f"{prefix}learner/")
     tokens, seconds = (entry.metrics.get(key) for key in ("completion_tokens", "collecting_seconds"))
@@ -175,10 +175,9 @@ def _epoch_figures(entry: EpochEntry, prefix: str, bill: Bill, has_episodes: boo
         phase = re.compile(rf"train/{entry.epoch}(?!\d)")
         lines = [line for line in bill.lines if phase.match(line.phase)]
         metrics |= {f"cost/{name}": value for name, value in _costs(total(lines)).items()}
-    if entry.status is not None:
-        job = [line for line in bill.lines if line.phase == entry.status.run_id]
-        metrics |= {f"{prefix}learner/cost_{name}": value for name, value in _costs(total(job)).items()}
-    return metrics
+    names = {each.ref.run_id for each in state.submissions.values() if each.epoch == entry.epoch - 1}
+    jobs = total([line for line in bill.lines if line.phase in names])
+    return metrics | {f"{prefix}learner/cost_{name}": value for name, value in _costs(jobs).items()}
 
 
 def figures(metrics: Mapping[str, Any], prefix: str) -> dict[str, float]:
@@ -203,58 +202,50 @@ _SECONDS_TO_STORE = 60.0
 class TrackerReader:
     """The thread that serves one tracker until it is closed."""
 
-    def __init__(
-        self,
-        tracker: Tracker,
-        config: TrackerConfig,
-        run: Path,
-        put: Callable[[str, Json], None],
-        tell: Callable[[str, bool], None],
-    ) -> None:
-        """`put` journals an entry and returns when it is on disk. `tell` gets a sentence, and whether it is a
-        warning. Both are called from the thread."""
-        self.config = config
+    def __init__(self, tracker: Tracker, config: TrackerConfig, run: RunFolder, progress: Progress) -> None:
         to = config.destination()
         self.title = f"{config.type_name} ({to})" if to else config.type_name
         self.error = ""
         """The error of the last attempt to send; empty if it succeeded."""
-        self.over = threading.Event()
+        self._over = threading.Event()
         """Set when the thread has ended, after `close`."""
+        self.thread: threading.Thread | None = None
+        """The thread, if there was anything to send yet."""
+        self._is_abandoned = False
+        """Whether to end without waiting for the tracker."""
         self._key = f"report/{config.type_name}-{content_hash(to)[:8]}"
-        self._tracker, self._run, self._put, self._tell = tracker, run, put, tell
+        self._tracker, self._folder, self._progress = tracker, run, progress
+        self._loop = asyncio.get_running_loop()
         self._wake = threading.Event()
         self._state: State | None = None
-        self._is_open = self._is_abandoned = False
+        self._is_open = False
         self._sentences: set[str] = set()
-        self._thread: threading.Thread | None = None
-
-    @property
-    def is_started(self) -> bool:
-        """Whether there was anything to send yet."""
-        return self._thread is not None
 
     def wake(self) -> None:
         """Look for new records. The first call starts the thread."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name=f"etude-{self.title}", daemon=True)
-            self._thread.start()
+        if self.thread is None:
+            self.thread = threading.Thread(target=self._work, name=f"etude-{self.title}", daemon=True)
+            self.thread.start()
         self._wake.set()
 
-    def close(self, state: State) -> None:
-        """Send the remaining records and end. `over` is set when that is done."""
+    async def close(self, state: State) -> None:
+        """Send the remaining records and end, and say what could not be sent in time."""
         self._state = state
         self.wake()
-
-    def abandon(self) -> None:
-        """End without waiting for the tracker."""
+        seconds = min(PATIENCE, _SECONDS_AFTER_STOP) if state == "stopped" else PATIENCE
+        await asyncio.to_thread(self._over.wait, seconds)
         self._is_abandoned = True
         self._wake.set()
-
-    def counts(self) -> tuple[int, int]:
-        """Return the number of records that were sent, and of all records. Raises StoreError."""
-        with RunFolder.read(self._run) as run:
+        with RunFolder.read(self._folder.path) as run:
             keys = {record.key for record in list_records(run)}
-            return len(self._sent_keys(run) & keys), len(keys)
+            sent = self._sent_keys(run) & keys
+        if len(sent) < len(keys):
+            why = self.error or f"the rest could not be sent within {seconds:g} s after its end"
+            self._progress.message(
+                f"{self.title} has {len(sent)} of {len(keys)} records of the run ({why}). Send "
+                f"the rest with: etude resume {shlex.quote(str(self._folder.path))}",
+                warning=True,
+            )
 
     def _work(self) -> None:
         while not self._is_abandoned:
@@ -268,15 +259,20 @@ class TrackerReader:
                         self._tracker.close(state)
                     break
                 self.error = ""
-            except RequestError as error:
-                self._note_failure(error)
-                break  # Another try would fail in the same way.
             except Exception as error:  # noqa: BLE001  trackers raise whatever their networks do
-                self._note_failure(error)
-        self.over.set()
+                self._is_open = False
+                text, kind = first_line(error), type(error).__name__
+                self.error = text if isinstance(error, EtudeError) else f"{kind}: {text}" if text else kind
+                told = (
+                    f"{self.title} accepts no records: {self.error}. The run continues, and sends them later"
+                )
+                self._say_once(told, warning=True)
+                if isinstance(error, RequestError):
+                    break  # Another try would fail in the same way.
+        self._over.set()
 
     def _serve(self) -> None:
-        with RunFolder.read(self._run) as run:
+        with RunFolder.read(self._folder.path) as run:
             sent = self._sent_keys(run)
             for record in list_records(run, sent):
                 if self._is_abandoned:
@@ -310,20 +306,18 @@ class TrackerReader:
         prefix = f"{self._key}/sent/"
         return {key.removeprefix(prefix) for key, row in run.journal.scan(prefix) if row["sent"]}
 
-    def _note_failure(self, error: Exception) -> None:
-        self._is_open = False
-        text = first_line(error)
-        kind = type(error).__name__
-        self.error = text if isinstance(error, EtudeError) else f"{kind}: {text}" if text else kind
-        self._say_once(
-            f"{self.title} accepts no records: {self.error}. The run continues, and sends them later",
-            warning=True,
-        )
+    def _put(self, key: str, value: Json) -> None:
+        """Journal an entry, and return when it is on disk."""
+        if self._loop.is_closed():
+            raise StoreError(f"{self._folder.path}: the run is over")
+        storing = asyncio.run_coroutine_threadsafe(self._folder.journal.put(key, value), self._loop)
+        storing.result(timeout=_SECONDS_TO_STORE)
 
     def _say_once(self, text: str, *, warning: bool = False) -> None:
         if text not in self._sentences:
             self._sentences.add(text)
-            self._tell(text, warning)
+            with suppress(RuntimeError):  # Nobody listens on a closed loop.
+                self._loop.call_soon_threadsafe(lambda: self._progress.message(text, warning=warning))
 
 
 class Reporting:
@@ -341,22 +335,9 @@ class Reporting:
 
     async def __aenter__(self) -> Self:
         """Build the trackers. Raises RequestError if one cannot be built, for example without its extra."""
-        loop = asyncio.get_running_loop()
         builder = await self._exits.enter_async_context(Builder(self._config, self._run))
-        journal = self._run.journal
-
-        def put(key: str, value: Json) -> None:
-            if loop.is_closed():
-                raise StoreError(f"{journal.path}: the run is over")
-            asyncio.run_coroutine_threadsafe(journal.put(key, value), loop).result(timeout=_SECONDS_TO_STORE)
-
-        def tell(text: str, warning: bool) -> None:
-            # Nobody listens on a closed loop.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(lambda: self._progress.message(text, warning=warning))
-
         for each, config in zip(await builder.get_trackers(), self._config.report, strict=True):
-            self._readers.append(TrackerReader(each, config, self._run.path, put, tell))
+            self._readers.append(TrackerReader(each, config, self._run, self._progress))
         return self
 
     async def __aexit__(
@@ -365,23 +346,8 @@ class Reporting:
         is_stop = not isinstance(error, Exception) or isinstance(error, BudgetReached)
         state: State = "finished" if error is None else "stopped" if is_stop else "failed"
         # A run that failed before anything was journalled has nothing to show.
-        readers = [reader for reader in self._readers if error is None or reader.is_started]
+        readers = [reader for reader in self._readers if error is None or reader.thread is not None]
         try:
-            for reader in readers:
-                reader.close(state)
-            await asyncio.gather(*(self._report_end(reader, state) for reader in readers))
+            await asyncio.gather(*(reader.close(state) for reader in readers))
         finally:
             await self._exits.aclose()
-
-    async def _report_end(self, reader: TrackerReader, state: State) -> None:
-        seconds = min(PATIENCE, _SECONDS_AFTER_STOP) if state == "stopped" else PATIENCE
-        await asyncio.to_thread(reader.over.wait, seconds)
-        reader.abandon()
-        sent, records = reader.counts()
-        if sent < records:
-            why = reader.error or f"the rest could not be sent within {seconds:g} s after its end"
-            self._progress.message(
-                f"{reader.title} has {sent} of {records} records of the run ({why}). Send "
-                f"the rest with: etude resume {shlex.quote(str(self._run.path))}",
-                warning=True,
-            )

@@ -61,6 +61,9 @@ Identity: TypeAlias = tuple[int, int, int]
 
 PATIENCE = 60.0
 """Seconds that a run waits for its storage, at its beginning and its end."""
+_SECONDS_AFTER_FAILURE = 10.0
+_LONGEST_SECONDS = 3600.0
+"""The time limit of a copy during the run. The next copy keeps the files that are uploaded already."""
 _PIECE = 8 << 20
 """Bytes copied at a time."""
 
@@ -152,15 +155,11 @@ async def call_storage(config: StorageConfig, call: Callable[[], T], seconds: fl
 async def probe(config: StorageConfig) -> str:
     """Write, read and delete an object at the address; return a sentence. Raises RequestError."""
     name, data = f"etude-check-{secrets.token_hex(8)}", secrets.token_bytes(64)
-
-    def write_and_read() -> bytes:
-        address = Address(config.address, config.options)
-        address.write(name, data)
-        read = address.read(name)
-        address.delete(name)
-        return read
-
-    if await call_storage(config, write_and_read) != data:
+    address = Address(config.address, config.options)
+    await call_storage(config, lambda: address.write(name, data))
+    read = await call_storage(config, lambda: address.read(name))
+    await call_storage(config, lambda: address.delete(name))
+    if read != data:
         raise RequestError(f"storage {config.address}: what is read is not what was written")
     return f"{config.address} takes backups: an object was written, read back and deleted"
 
@@ -169,17 +168,17 @@ class TakenOver(StoreError):
     """Another folder has taken over the run."""
 
 
-class Copies:
-    """Makes the copies of one run folder."""
+class Backup:
+    """Makes the copies of one run."""
 
-    def __init__(self, run: Path, address: Address) -> None:
-        self.address = address
-        self._run = run
+    def __init__(self, config: StorageConfig, run: RunFolder, progress: Progress) -> None:
+        self.address = Address(f"{config.address}/{run.path.name}", config.options)
+        self._config, self._run, self._progress = config, run, progress
         try:
-            known = dict(json.loads((run / STORAGE).read_text(encoding="utf-8")))
+            known = dict(json.loads((run.path / STORAGE).read_text(encoding="utf-8")))
         except (OSError, ValueError):
             known = {}
-        self.is_new = known.get("address") != address.text
+        self.is_new = known.get("address") != self.address.text
         """Whether this folder was never copied to the address."""
         self._head = str(known["head"]) if not self.is_new else os.urandom(16).hex()
         self._there: dict[str, Identity] = {}
@@ -188,6 +187,61 @@ class Copies:
         """The state of the folder at its last copy."""
         self._turn = threading.Lock()
         """Held by a copy. One that was given up goes on in its thread."""
+        self._copied_at: float | None = None
+        self._error: Exception | None = None
+        self._over = asyncio.Event()
+
+    async def begin(self) -> None:
+        """Raise RequestError or TakenOver if the run must not begin."""
+        try:
+            await call_storage(self._config, self.require_own)
+            if self.is_new:
+                await probe(self._config)
+        except RequestError as error:
+            if self.is_new:
+                raise RequestError(f"{error}. Mend that, or begin without: -o storage=null") from error
+            self._tell(error)
+
+    async def keep(self) -> None:
+        """Copy changes again and again, until the run ends or another folder takes it over."""
+        while not isinstance(self._error, TakenOver):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._config.interval):
+                    await self._over.wait()
+                    return
+            await self._copy_within(_LONGEST_SECONDS)
+
+    async def end(self, task: asyncio.Task[None], seconds: float) -> None:
+        """Make the last copy of a run that has begun, within `seconds`, and report a failure."""
+        self._over.set()
+        await asyncio.wait([task], timeout=seconds)
+        task.cancel()
+        if not self._run.is_blank and not isinstance(self._error, TakenOver):
+            with contextlib.suppress(StoreError):  # The writer reports its errors itself.
+                await self._run.journal.flush()
+            await self._copy_within(seconds)
+
+    async def _copy_within(self, seconds: float) -> None:
+        started = time.time()
+        try:
+            await call_storage(self._config, self.copy, seconds)
+        except (RequestError, StoreError) as error:
+            self._tell(error)
+        else:
+            self._copied_at = started
+            self._tell(None)
+        last_error = None if self._error is None else str(self._error)
+        with contextlib.suppress(StoreError):  # Other parts report a folder that cannot be written.
+            self._note(copied_at=self._copied_at, last_error=last_error)
+
+    def _tell(self, error: Exception | None) -> None:
+        before, self._error = self._error, error
+        where = f"storage {self.address.text}"
+        if error is not None and before is None:
+            text = f"{where}: the run is not backed up: {error}. It goes on, and its folder has everything"
+            self._progress.message(text, warning=True)
+        elif error is None and before is not None:
+            self._progress.message(f"{where} takes backups again", warning=False)
 
     def require_own(self) -> None:
         """Raise RequestError if the address has another run of this name, TakenOver if another folder owns
@@ -210,8 +264,8 @@ class Copies:
         with self._turn:
             self.require_own()
             for _ in range(_TRIES):
-                files = list_run_files(self._run)
-                state = files, [_identity(self._run / name) for name in _DATABASES[:2]]
+                files = list_run_files(self._run.path)
+                state = files, [_identity(self._run.path / name) for name in _DATABASES[:2]]
                 if state == self._copied:
                     return
                 with contextlib.suppress(FileNotFoundError):  # Deleted here meanwhile.
@@ -219,19 +273,19 @@ class Copies:
                         self._copied = state
                         return
                 time.sleep(_PAUSE_SECONDS)
-            raise StoreError(f"the files in {self._run} change all the time, so that they cannot be copied")
+            raise StoreError(f"the files in {self._run.path} change too fast to be copied")
 
     def _copy(self, files: dict[str, Identity]) -> bool:
         """Copy the run. Return whether its files stayed the same until the journal was copied."""
         if self._copied is None:
-            self.note()  # After a kill behind the next line, the folder must know its own head.
+            self._note()  # After a kill behind the next line, the folder must know its own head.
             self.is_new = False
             _write_head(self.address, self._head)
         for path, identity in files.items():
             if _WRITTEN_ONCE.match(path) and self._there.get(path) != identity:
-                self.address.upload(self._run / path, f"{FILES}/{path}")
+                self.address.upload(self._run.path / path, f"{FILES}/{path}")
                 self._there[path] = identity
-        stage = self._run / _STAGE
+        stage = self._run.path / _STAGE
         shutil.rmtree(stage, ignore_errors=True)
         stage.mkdir(FOLDER_MODE)
         try:
@@ -239,14 +293,14 @@ class Copies:
             database, facts, archive = stage / DATABASE, stage / FACTS, stage / ARCHIVE
             sizes = {name: size for name, (_, size, _) in files.items()}
             facts.write_text(json.dumps({"taken": time.time(), "files": sizes}), encoding="utf-8")
-            copy_journal(self._run, database)
+            copy_journal(self._run.path, database)
             members = {DATABASE: database, FACTS: facts}
-            members |= {name: self._run / name for name in files if not _WRITTEN_ONCE.match(name)}
+            members |= {name: self._run.path / name for name in files if not _WRITTEN_ONCE.match(name)}
             # Of a link its target is copied: a restored run must need no other place.
             with tarfile.open(archive, "w:gz", compresslevel=1, dereference=True) as packed:
                 for name, each in members.items():
                     packed.add(each, name)
-            if list_run_files(self._run) != files:
+            if list_run_files(self._run.path) != files:
                 return False
             self.address.upload(archive, ARCHIVE)
         finally:
@@ -257,9 +311,9 @@ class Copies:
             del self._there[path]
         return True
 
-    def note(self, **facts: Any) -> None:
+    def _note(self, **facts: Any) -> None:
         """Write the state of the backup into the run folder. Raises StoreError."""
-        _write_status(self._run, address=self.address.text, head=self._head, **facts)
+        _write_status(self._run.path, address=self.address.text, head=self._head, **facts)
 
 
 def copy_journal(run: Path, target: Path) -> None:
@@ -318,89 +372,21 @@ def _write_status(run: Path, **facts: Any) -> None:
     write_atomically(run / STORAGE, json.dumps(facts, indent=2) + "\n")
 
 
-_SECONDS_AFTER_FAILURE = 10.0
-_LONGEST_SECONDS = 3600.0
-"""The time limit of a copy during the run. The next copy keeps the files that are uploaded already."""
-
-
 @asynccontextmanager
 async def back_up(config: StorageConfig | None, run: RunFolder, progress: Progress) -> AsyncIterator[None]:
     """Copy the run every `interval` seconds, and at its end. Raises RequestError, TakenOver."""
     if config is None:
         yield
         return
-    address = Address(f"{config.address}/{run.path.name}", config.options)
-    storage = _Storage(config, run, progress, Copies(run.path, address))
-    await storage.begin()
-    task = asyncio.create_task(storage.keep(), name="copy the run to its storage")
+    backup = Backup(config, run, progress)
+    await backup.begin()
+    task = asyncio.create_task(backup.keep(), name="copy the run to its storage")
     try:
         yield
     except BaseException:
-        await storage.end(task, min(PATIENCE, _SECONDS_AFTER_FAILURE))
+        await backup.end(task, min(PATIENCE, _SECONDS_AFTER_FAILURE))
         raise
-    await storage.end(task, PATIENCE)
-
-
-class _Storage:
-    def __init__(self, config: StorageConfig, run: RunFolder, progress: Progress, copies: Copies) -> None:
-        self._config, self._run, self._progress, self._copies = config, run, progress, copies
-        self._copied_at: float | None = None
-        self._error: Exception | None = None
-        self._failures = 0
-        self._over = asyncio.Event()
-
-    async def begin(self) -> None:
-        """Raise RequestError or TakenOver if the run must not begin."""
-        try:
-            await call_storage(self._config, self._copies.require_own)
-            if self._copies.is_new:
-                await probe(self._config)
-        except RequestError as error:
-            if self._copies.is_new:
-                raise RequestError(f"{error}. Mend that, or begin without: -o storage=null") from error
-            self._tell(error)
-
-    async def keep(self) -> None:
-        """Copy changes again and again, until the run ends or another folder takes it over."""
-        while not isinstance(self._error, TakenOver):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._config.interval):
-                    await self._over.wait()
-                    return
-            await self._copy(_LONGEST_SECONDS)
-
-    async def end(self, task: asyncio.Task[None], seconds: float) -> None:
-        """Make the last copy of a run that has begun, within `seconds`, and report a failure."""
-        self._over.set()
-        await asyncio.wait([task], timeout=seconds)
-        task.cancel()
-        if not self._run.is_blank and not isinstance(self._error, TakenOver):
-            with contextlib.suppress(StoreError):  # The writer reports its errors itself.
-                await self._run.journal.flush()
-            await self._copy(seconds)
-
-    async def _copy(self, seconds: float) -> None:
-        started = time.time()
-        try:
-            await call_storage(self._config, self._copies.copy, seconds)
-        except (RequestError, StoreError) as error:
-            self._failures += 1
-            self._tell(error)
-        else:
-            self._copied_at = started
-            self._tell(None)
-        last_error = None if self._error is None else str(self._error)
-        with contextlib.suppress(StoreError):  # Other parts report a folder that cannot be written.
-            self._copies.note(copied_at=self._copied_at, failures=self._failures, last_error=last_error)
-
-    def _tell(self, error: Exception | None) -> None:
-        before, self._error = self._error, error
-        where = f"storage {self._copies.address.text}"
-        if error is not None and before is None:
-            text = f"{where}: the run is not backed up: {error}. It goes on, and its folder has everything"
-            self._progress.message(text, warning=True)
-        elif error is None and before is not None:
-            self._progress.message(f"{where} takes backups again", warning=False)
+    await backup.end(task, PATIENCE)
 
 
 @dataclass(frozen=True, slots=True)

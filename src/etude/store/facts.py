@@ -21,7 +21,6 @@ from etude.core.stats import Estimate, estimate_difference, shared_bounds
 from etude.store.database import DATABASE
 from etude.store.episodes import list_phases, stored_episodes
 from etude.store.figures import Summary, best_version, last_version, summary_in
-from etude.store.files import SERVER_DATABASE, TO_EXPORT, WEIGHTS_FILE
 from etude.store.log import end_of_run, read_histories, read_states
 from etude.store.run_folder import LOCK, RunFolder, lock_holder
 from etude.store.stored_config import evaluated_model, read_request, stored_data, trained_parts
@@ -63,7 +62,7 @@ class RunFacts:
     result: Mapping[str, Any] | None = None
     """The result of a finished evaluation (`etude.loop.evaluation.Evaluation`) or import (`Imported`)."""
     storage: Mapping[str, Any] | None = None
-    """The state of the run's backup, if there is one: `address`, `copied_at`, `failures`, `last_error`."""
+    """The state of the run's backup, if there is one: `address`, `copied_at`, `last_error`."""
     histories: Mapping[str | None, History] = field(default_factory=dict, repr=False)
     """The epochs and validations by target; the key is None if the run trains one model."""
 
@@ -168,7 +167,7 @@ def imported_lines(counts: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def list_runs(root: Path | str) -> list[Path]:
     """Return the run folders in `root`, the latest change first. A missing folder has no runs."""
-    runs = [database.parent for database in Path(root).glob(f"*/{DATABASE}")]
+    runs = [database.parent for database in Path(root).glob(f"[!.]*/{DATABASE}")]
     return sorted(runs, key=lambda run: (-_last_changed(run), run.name))
 
 
@@ -189,8 +188,6 @@ def find_run(text: str, root: Path) -> Path:
     for path in filter(is_run, paths):
         return path.absolute()
     for path in filter(os.path.isdir, paths):
-        if any((path / name).is_file() for name in (WEIGHTS_FILE, SERVER_DATABASE)):
-            raise RequestError(f"{path} is not a run: {TO_EXPORT}")
         if (path / LOCK).is_file() or not any(path.iterdir()):
             raise RequestError(
                 f"run {path.name} was stopped before it stored anything, so there is nothing to continue. "

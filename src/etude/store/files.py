@@ -12,9 +12,7 @@ import json
 import os
 import re
 import shutil
-import socket
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -33,14 +31,8 @@ TO_EXPORT = "export a run's model with `etude export RUN`, and take a server's f
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 """Only the user has access."""
 
-_DRAFT = re.compile(r"\..+\.([\w-]*)\.(\d+)\.part(-wal|-shm|-journal)?")
-"""The name of a draft, with the machine and process that write it. A database draft has more files."""
-HOST = re.sub(r"[^\w-]", "-", socket.gethostname())
-_LONGEST_SECONDS = 86400.0
-"""After this time a draft of another machine counts as abandoned. Processes there cannot be looked up."""
-
-_being_written: set[Path] = set()
-"""The drafts that this process is writing."""
+_DRAFT = re.compile(r"\..+\.(\d+)\.part(-wal|-shm|-journal)?")
+"""The name of a draft, with the process that writes it. A database draft has more files."""
 
 
 def write_atomically(path: Path, text: str, *, exact: bool = False) -> None:
@@ -92,24 +84,17 @@ def append_json_line(path: Path, facts: Mapping[str, Any]) -> None:
 def open_draft(path: Path, *, sync: bool = True, private: bool = True) -> Iterator[Path]:
     """Yield a path next to `path` for a file or folder. It becomes `path` when the block succeeds.
 
-    With `sync` it is on the disk then. Missing folders are made, and drafts of `path` from killed processes
-    are deleted. Without `private`, the umask says who may read it. Raises StoreError when this is not
-    possible; the old `path` then stays.
+    With `sync` it is on the disk then. Missing folders are made. Without `private`, the umask says who may
+    read it. Raises StoreError when this is not possible; the old `path` then stays.
     """
-    # The name has the thread, because another thread may be writing the same file.
-    draft = path.with_name(f".{path.name}.{threading.get_ident()}.{HOST}.{os.getpid()}.part")
+    draft = _draft(path)
     try:
         private_folder(path.parent) if private else path.parent.mkdir(parents=True, exist_ok=True)
-        for other in path.parent.iterdir():
-            if other.name.startswith(f".{path.name}.") and _is_left_over(other):
-                _delete(other)
-        _being_written.add(draft)
         try:
             yield draft
-            put_in_place(draft, path, sync=sync, private=private)
+            _put_in_place(draft, path, sync=sync, private=private)
         finally:
             _delete(draft)
-            _being_written.discard(draft)
     except OSError as error:
         raise _cannot_write(path, error) from error
 
@@ -121,12 +106,19 @@ def _cannot_write(path: Path, error: OSError) -> StoreError:
     )
 
 
-def put_in_place(draft: Path, path: Path, *, sync: bool = True, private: bool = True) -> None:
-    """Rename a complete file or folder to `path`, replacing the old one. Raises OSError.
+def _draft(path: Path) -> Path:
+    # The name has the thread, because another thread may be writing the same file.
+    return path.with_name(f".{path.name}.{threading.get_ident()}.{os.getpid()}.part")
 
-    With `private`, only this user has access to it. With `sync` all of it is on the disk before the rename,
-    and the new name when this returns. Otherwise a power cut could leave a file that has no content.
-    """
+
+def delete_folder(path: Path) -> None:
+    """Delete a folder. It is renamed first, so that it is never there in part. Raises OSError."""
+    path.rename(draft := _draft(path))
+    _delete(draft)
+
+
+def _put_in_place(draft: Path, path: Path, *, sync: bool, private: bool) -> None:
+    """Rename a complete file or folder. All of it is on the disk before: a power cut could empty it."""
     for each in (draft, *draft.rglob("*")) if private else ():
         if not each.is_symlink():
             each.chmod(FOLDER_MODE if each.is_dir() else FILE_MODE)
@@ -146,34 +138,20 @@ def put_in_place(draft: Path, path: Path, *, sync: bool = True, private: bool = 
 
 
 def delete_left_over(folder: Path) -> None:
-    """Delete the drafts in a folder and its subfolders whose processes are gone."""
-    for root, folders, names in os.walk(folder):
-        for name in [*folders, *names]:
-            path = Path(root) / name
-            if _is_left_over(path):
-                _delete(path)
-        folders[:] = [name for name in folders if _DRAFT.fullmatch(name) is None]
+    """Delete the drafts in a folder and its subfolders whose processes are gone.
 
-
-def _is_left_over(path: Path) -> bool:
-    match = _DRAFT.fullmatch(path.name)
-    if match is None:
-        return False
-    host, process = match[1], int(match[2])
-    if host != HOST:
-        with contextlib.suppress(FileNotFoundError):
-            return time.time() - path.stat().st_mtime > _LONGEST_SECONDS
-        return False
-    if process == os.getpid():
-        # In a container, each process may have the id of the one before it.
-        return path.with_name(path.name.removesuffix(match[3] or "")) not in _being_written
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return True
-    except PermissionError:
-        pass
-    return False
+    Those of this process count too: in a container, each process may have the id of the one before it.
+    """
+    for path in [*folder.rglob(".*.part*")]:
+        if (match := _DRAFT.fullmatch(path.name)) is None:
+            continue
+        try:
+            os.kill(int(match[1]), 0)
+            is_gone = int(match[1]) == os.getpid()
+        except (OSError, OverflowError) as error:
+            is_gone = not isinstance(error, PermissionError)
+        if is_gone:
+            _delete(path)
 
 
 def _delete(path: Path) -> None:

@@ -10,9 +10,7 @@ import asyncio
 import json
 import sqlite3
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -35,16 +33,6 @@ Json: TypeAlias = Any
 _RECORDS = "record/"
 """The prefix of the keys of records, which are numbered from 1."""
 _PAGE = 256
-
-
-@dataclass(slots=True, eq=False)
-class _Beginning:
-    """The keys with a prefix, stored since a moment when there were none."""
-
-    prefix: str
-    stored: set[str] = field(default_factory=set)
-    is_known: bool = False
-    """Whether `stored` has all keys with the prefix."""
 
 
 class Steps(Protocol):
@@ -96,10 +84,13 @@ class Journal:
         self.writer = None if read_only else Writer(self.path)
         """The thread that writes, with its counts. None if the journal is only read."""
         self._running: dict[str, Waiter] = {}
-        self._beginnings: tuple[_Beginning, ...] = ()
+        self._keys: set[str] | None = None
+        """All keys of a journal that is written. Others need no look into the file."""
         self._numbers: Iterator[int] | None = None
         """The numbers of further records."""
         self._closed = False
+        if not read_only:
+            self._keys = {key for (key,) in self.select("SELECT key FROM steps")}
 
     async def step(
         self,
@@ -200,23 +191,6 @@ class Journal:
             self._numbers = count(1 if last is None else int(last.removeprefix(_RECORDS)) + 1)
         return f"{_RECORDS}{next(self._numbers):09d}"  # `next` is safe between threads.
 
-    @asynccontextmanager
-    async def beginning(self, prefix: str) -> AsyncIterator[None]:
-        """Within the block, keys that start with `prefix` are known to be absent until they are stored.
-
-        If there are such keys already, this changes nothing. A lookup releases the interpreter's lock. Next
-        to a thread that samples, getting it back takes ten times as long as the query.
-        """
-        own = _Beginning(prefix)
-        self._beginnings += (own,)
-        try:
-            await self.flush()
-            query = "SELECT 1 FROM steps WHERE key >= ? AND key < ? LIMIT 1"
-            own.is_known = not own.stored and not self.select(query, _range(prefix))
-            yield
-        finally:
-            self._beginnings = tuple(each for each in self._beginnings if each is not own)
-
     def scan(
         self, prefix: str = "", *, start: str | None = None, where: str = "1"
     ) -> Iterator[tuple[str, Json]]:
@@ -273,9 +247,8 @@ class Journal:
                 key.encode()
             except UnicodeEncodeError as error:
                 raise StoreError(f"{self.path}: step key {key!r} is not valid Unicode text") from error
-        for beginning in self._beginnings:
-            if key.startswith(beginning.prefix):
-                beginning.stored.add(key)
+        if self._keys is not None:
+            self._keys.add(key)
         return Write(key, text)
 
     async def _commit(self, operation: Operation) -> None:
@@ -291,10 +264,10 @@ class Journal:
         return self.writer
 
     def _lookup(self, key: str) -> str | None:
-        if not self._closed:
-            for each in self._beginnings:
-                if each.is_known and key.startswith(each.prefix) and key not in each.stored:
-                    return None
+        # A lookup releases the interpreter's lock. Next to a thread that samples, getting it back takes ten
+        # times as long as the query.
+        if self._keys is not None and key not in self._keys and not self._closed:
+            return None
         rows = self.select("SELECT value FROM steps WHERE key=?", (key,))
         return rows[0][0] if rows else None
 

@@ -113,12 +113,14 @@ def _jobs(found: ModelState, target: str | None, waiting: str) -> Iterator[JobFa
     """Yield the jobs of a model. `waiting` is the status of jobs that have not ended."""
     for each in found.warm_up_jobs:
         yield _job(0, each.status, {}, target)
-    trained = {entry.status.run_id: entry for entry in found.history.trained if entry.status}
-    for _, submission in sorted(found.submissions.items()):
+    submissions = [submission for _, submission in sorted(found.submissions.items())]
+    last = {submission.epoch: submission for submission in submissions}
+    for submission in submissions:
         ref = submission.ref
         going = TrainingJobStatus(run_id=ref.run_id, backend=ref.backend, status=TrainingStatusEnum.RUNNING)
         status = found.ended.get(ref.run_id)
-        facts = trained.get(ref.run_id, submission).metrics
+        entry = found.epochs.get(submission.epoch + 1) if submission is last[submission.epoch] else None
+        facts = submission.metrics if entry is None else entry.metrics
         job = _job(submission.epoch + 1, status or going, facts, target)
         yield job if status is not None else job.model_copy(update={"status": waiting})
 

@@ -91,10 +91,10 @@ class RunFolder:
             )
         path = root / name
         if (path / DATABASE).exists():
-            raise RequestError(
-                f"run {path} already exists; continue it: etude resume {shlex.quote(str(path))}, or choose "
-                "another name"
-            )
+            with cls.read(path) as other:  # Only a run with a config can be continued.
+                has_config = other.journal.get(CONFIG_STEP) is not None
+            go_on = f"continue it: etude resume {shlex.quote(str(path))}, or " if has_config else ""
+            raise RequestError(f"run {path} already exists; {go_on}choose another name")
         # A run whose start was interrupted has left its lock.
         if path.is_dir() and any(path.iterdir()) and not (path / LOCK).exists():
             raise RequestError(f"{path} exists, and is no run; choose another name")
@@ -194,14 +194,11 @@ def config_copy(text: str) -> str:
 
 
 def _existing(path: Path | str) -> Path:
-    """Return the path of a run folder. Raises RequestError, naming the runs that exist, if it is not one."""
+    """Return the path of a run folder. Raises RequestError if it is not one."""
     path = Path(path)
     if (path / DATABASE).is_file():
         return path
-    root = path if path.is_dir() else path.parent
-    names = sorted(database.parent.name for database in root.glob(f"*/{DATABASE}"))
-    known = f"runs in {root}: {', '.join(names[-5:])}" if names else f"there are no runs in {root}"
-    raise RequestError(f"{path} is not a run folder (it has no {DATABASE}); {known}")
+    raise RequestError(f"{path} is not a run folder: it has no {DATABASE}. `etude runs list` shows the runs")
 
 
 def new_run_name(root: Path, prefix: str = "") -> str:

@@ -22,8 +22,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from etude.core.errors import EtudeError, RequestError
-from etude.view import episodes, runs, tokens
-from etude.view.pages import STATIC, Library, page, url
+from etude.view import episodes, runs
+from etude.view.pages import STATIC, page, url
 from etude.wire.http_server import ApiError, RequestChecks, is_key, listen, require_own_name, server_config
 
 KEY = "open"
@@ -94,8 +94,8 @@ _PAGES: dict[str, Callable[[Request], Response]] = {
     "/runs/{run}/phases/{phase:path}": episodes.phase_page,
     "/runs/{run}/groups/{id:path}": episodes.group_page,
     "/runs/{run}/episodes/{id:path}": episodes.episode_page,
-    "/runs/{run}/tokens/{id:path}": tokens.tokens_page,
-    "/runs/{run}/chunks/{id:path}": tokens.chunk_page,
+    "/runs/{run}/tokens/{id:path}": episodes.tokens_page,
+    "/runs/{run}/chunks/{id:path}": episodes.chunk_page,
 }
 
 
@@ -108,7 +108,7 @@ def create_view(root: Path, key: str, *, port: int = 0) -> Gate:
         ],
         exception_handlers=dict.fromkeys((HTTPException, RequestError, EtudeError), _problem),
     )
-    app.state.library = Library(root)
+    app.state.root = root
     return Gate(app, key, port)
 
 

@@ -1,19 +1,26 @@
-"""The pages of episodes: phases, their groups, and an episode with its siblings, as turns or as a tree."""
+"""The pages of episodes: phases, their groups, and an episode as turns, as a tree, and as exact tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby, islice
-from typing import Any
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from importlib.util import find_spec
+from itertools import chain, groupby, islice
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from etude.algorithms.episodes import is_play
+from etude.algorithms.samples import find_branches
+from etude.core.call import Call, Completion
+from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.history import Entry, EpochEntry
-from etude.core.message import message_text
+from etude.engines.local import base_folder
 from etude.protocols.tree import WORDS as VERDICTS
 from etude.protocols.tree import EpisodeTree, Node, shown_decision
 from etude.show.turns import Turn, list_turns
@@ -22,7 +29,8 @@ from etude.store.journal import Journal
 from etude.store.log import read_histories
 from etude.store.outline import WORDS, EpisodeOutline, find_episodes, outlines, parse_query
 from etude.store.run_folder import RunFolder
-from etude.view.pages import library_and_run, page, whole_number
+from etude.store.stored_config import stored_data
+from etude.view.pages import page, reward_evaluator, reward_evaluators, run_path, whole_number
 
 GROUPS, EPISODES = 40, 100
 """The most on one page."""
@@ -32,12 +40,12 @@ _SECONDS = 0.4
 
 def phases_page(request: Request) -> Response:
     """Show the phases of a run that have episodes, or with a filter the matches in all phases."""
-    library, path = library_and_run(request)
+    path = run_path(request)
     query = request.query_params.get("q", "").strip()
     with RunFolder.read(path) as run:
         phases = list_phases(run.journal)
         if query:
-            return _filtered_page(request, run.journal, path.name, phases, library.reward(path), None)
+            return _filtered_page(request, run.journal, path.name, phases, reward_evaluator(path), None)
         entries = _entries(run.journal)
     rows = [(phase, entries.get(_plain_phase(phase))) for phase in phases]
     return page(
@@ -47,16 +55,16 @@ def phases_page(request: Request) -> Response:
 
 def phase_page(request: Request) -> Response:
     """Show the groups of a phase by their examples' ids, or with a filter the matching episodes."""
-    library, path = library_and_run(request)
+    path = run_path(request)
     phase, after = request.path_params["phase"], request.query_params.get("after", "")
     with RunFolder.read(path) as run:
         phases = list_phases(run.journal)
         if phase not in phases:
             raise RequestError(f"run {run.name} has no episodes of the phase '{phase}'")
         if request.query_params.get("q", "").strip():
-            return _filtered_page(request, run.journal, path.name, [phase], library.reward(path), phase)
+            return _filtered_page(request, run.journal, path.name, [phase], reward_evaluator(path), phase)
         entry = _entries(run.journal).get(_plain_phase(phase))
-        episodes = outlines(run.journal, f"{phase}/", library.reward(path), after=after)
+        episodes = outlines(run.journal, f"{phase}/", reward_evaluator(path), after=after)
         by_example = groupby(episodes, lambda episode: episode.example)
         groups = [
             sorted(own, key=lambda episode: episode.generation) for _, own in islice(by_example, GROUPS + 1)
@@ -71,7 +79,7 @@ def phase_page(request: Request) -> Response:
         "entry": entry,
         "groups": groups[:GROUPS],
         "rewards": [episode.reward for group in groups for episode in group],
-        "rewarded": library.reward(path) if len(library.rewards(path)) > 1 else None,
+        "rewarded": reward_evaluator(path) if len(reward_evaluators(path)) > 1 else None,
         "more": more,
         "query": "",
         "words": WORDS,
@@ -132,33 +140,20 @@ def shown_play(record: EpisodeRecord) -> dict[str, Any] | None:
 
     `values` has each agent's mean reward in the whole play, `agents` the numbers of their colours, and `ways`
     the number of leaves. An answer's `values` are the rewards from there on, averaged over its branches. Its
-    `gain` is its value to its agent minus the mean of its siblings' (None without siblings). A message's
-    `heard_by` lists the other agents with it in a later prompt.
+    `gain` is its value to its agent minus the mean of its siblings' (None without siblings).
     """
     if not is_play(record) or record.failure is not None:
         return None
     tree = EpisodeTree.from_json(record.output)
     calls = {call.index: call for call in record.calls}
-    prompts = {
-        index: "\n".join(message_text(message) for message in call.request.messages)
-        for index, call in calls.items()
-    }
-
-    def heard(node: Node, text: str) -> list[str]:
-        later = {after.agent for after in _subtree(tree, node) if text.strip() in prompts.get(after.call, "")}
-        return [agent for agent in tree.agents if agent in later - {node.agent}]
 
     def answer(node: Node) -> dict[str, Any]:
         call = calls.get(node.call)
-        said = [
-            {"channel": channel, "text": text, "heard_by": heard(node, text)}
-            for channel, text in node.messages.items()
-        ]
         siblings = tree.children(None if node.parent is None else tree.nodes[node.parent])
         others = [tree.value(each, node.agent) for each in siblings if each.id != node.id]
         return {
             "node": node,
-            "said": said,
+            "said": node.messages,
             "values": {agent: tree.value(node, agent) for agent in tree.agents},
             "gain": tree.value(node, node.agent) - sum(others) / len(others) if others else None,
             "decision": "" if node.decision is None else shown_decision(node.decision),
@@ -178,12 +173,6 @@ def shown_play(record: EpisodeRecord) -> dict[str, Any] | None:
     }
 
 
-def _subtree(tree: EpisodeTree, node: Node) -> Iterator[Node]:
-    for child in tree.children(node):
-        yield child
-        yield from _subtree(tree, child)
-
-
 _TURNS = 200
 """The most on one page."""
 _SIBLINGS = 16
@@ -191,9 +180,9 @@ _SIBLINGS = 16
 
 def episode_page(request: Request) -> Response:
     """Show one episode."""
-    library, path = library_and_run(request)
+    path = run_path(request)
     start = whole_number(request, "turn")
-    id, rewards = request.path_params["id"], library.rewards(path)
+    id, rewards = request.path_params["id"], reward_evaluators(path)
     with RunFolder.read(path) as run:
         record, (phase, _) = read_record(run, id), split_id(run.journal, id)
         turns = _turns(record)
@@ -214,10 +203,10 @@ def episode_page(request: Request) -> Response:
 
 def group_page(request: Request) -> Response:
     """Show the episodes of one example in a phase next to each other."""
-    library, path = library_and_run(request)
+    path = run_path(request)
     with RunFolder.read(path) as run:
         phase, example = split_id(run.journal, request.path_params["id"])
-        siblings = find_siblings(run.journal, phase, example, library.reward(path))
+        siblings = find_siblings(run.journal, phase, example, reward_evaluator(path))
         if not siblings:
             raise RequestError(f"run {run.name} has no episodes of the example '{example}' in {phase}")
         records = [read_record(run, sibling.id) for sibling in siblings[:_SIBLINGS]]
@@ -263,3 +252,171 @@ def _scores(journal: Journal, id: str, rewards: Mapping[str | None, str]) -> lis
         told = {part: stored.get(part) for part in ("score", "reasoning", "error")}
         scores.append({"name": name, "reward_of": whose, **told})
     return scores
+
+
+CHUNK = 1000
+"""Tokens that are sent at a time."""
+_KEPT = 6
+
+
+class Span(NamedTuple):
+    """One answer within a sequence. Its tokens are `ids[start:stop]`."""
+
+    start: int
+    stop: int
+    call: Call
+    answer: Completion
+
+
+class TokenSequence(NamedTuple):
+    """The tokens of one branch of an episode: prompts and answers in turn."""
+
+    model: str
+    ids: tuple[int, ...]
+    spans: list[Span]
+    fault: str
+    """Why the branch began, if a prompt repeated a conversation in other tokens."""
+
+
+@lru_cache(maxsize=_KEPT)
+def _read_sequences(path: Path, id: str, created: float) -> list[TokenSequence]:
+    """Return an episode's branches that have token ids, by model. Raises RequestError.
+
+    They are read once for all chunks. An episode that was played again was `created` at another time.
+    """
+    by_model: defaultdict[str, list[Call]] = defaultdict(list)
+    with RunFolder.read(path) as run:
+        for call in read_record(run, id).calls:
+            if call.completion and call.completion.prompt_ids and call.completion.completion_ids is not None:
+                by_model[call.model].append(call)
+    sequences = []
+    for calls, fault in chain.from_iterable(map(find_branches, by_model.values())):
+        ids, spans = tuple[int, ...](), list[Span]()
+        for call in calls:
+            if (answer := call.completion) is not None:
+                prompt = answer.prompt_ids or ()
+                ids = prompt + (answer.completion_ids or ())
+                spans.append(Span(len(prompt), len(ids), call, answer))
+        sequences.append(TokenSequence(calls[0].model, ids, spans, fault))
+    return sequences
+
+
+def _sequences(run: RunFolder, id: str) -> list[TokenSequence]:
+    """Return the sequences of an episode. Raises RequestError if there are none."""
+    sequences = _read_sequences(run.path, id, run.journal.times(id).get(id, 0.0))
+    if not sequences:
+        raise RequestError(
+            "this episode has no token ids, because its engine returned none (for an endpoint, set "
+            "return_token_ids: true)"
+        )
+    return sequences
+
+
+def _choose(sequences: Sequence[TokenSequence], number: int) -> TokenSequence:
+    if number >= len(sequences):
+        raise RequestError(f"the episode has {len(sequences)} sequences of tokens, but no number {number}")
+    return sequences[number]
+
+
+def tokens_page(request: Request) -> Response:
+    """Show the list of an episode's sequences, and the frame for their tokens."""
+    path, id = run_path(request), request.path_params["id"]
+    number, call = whole_number(request, "sequence"), request.query_params.get("call")
+    with RunFolder.read(path) as run:
+        sequences = _sequences(run, id)
+        phase, rest = split_id(run.journal, id)
+        siblings = find_siblings(run.journal, phase, rest.rpartition("/")[0], reward_evaluator(path))
+    if call is not None:
+        wanted = whole_number(request, "call")
+        answering = (
+            at for at, each in enumerate(sequences) if any(span.call.index == wanted for span in each.spans)
+        )
+        if (number := next(answering, -1)) < 0:
+            raise RequestError(f"no token ids were recorded for an answer to call {wanted}")
+    sequence = _choose(sequences, number)
+    context: dict[str, Any] = {
+        "sequence": sequence,
+        "sampled": sum(span.stop - span.start for span in sequence.spans),
+        "has_texts": tokenizer_file(path, sequence.model) is not None,
+        "id": id,
+        "phase": phase,
+        "example": rest.rpartition("/")[0],
+        "siblings": siblings,
+        "sequences": sequences,
+        "number": number,
+        "chunk": CHUNK,
+    }
+    return page(request, "tokens.html", run=path.name, tab="Episodes", **context)
+
+
+def chunk_page(request: Request) -> Response:
+    """Return a chunk of a sequence's tokens as JSON: columns, in which an unknown number is null.
+
+    `spans` are the answers that overlap the chunk.
+    """
+    path, start = run_path(request), whole_number(request, "from")
+    with RunFolder.read(path) as run:
+        sequences = _sequences(run, request.path_params["id"])
+    sequence = _choose(sequences, whole_number(request, "sequence"))
+    file = tokenizer_file(path, sequence.model)
+
+    def texts(ids: Sequence[int]) -> list[str]:
+        """Return the text of each token. Part of a character gives the replacement sign."""
+        if file is None:
+            return [f"⟨{id}⟩" for id in ids]
+        decoded: list[str] = _tokenizer(file).decode_batch([[id] for id in ids], skip_special_tokens=False)
+        return decoded
+
+    stop = min(start + CHUNK, len(sequence.ids))
+    ids = sequence.ids[start:stop]
+    spans = [span for span in sequence.spans if span.start < stop and span.stop > start]
+    logprobs = {
+        span.start + at: float(f"{value:.5g}")
+        for span in spans
+        for at, value in enumerate(span.answer.logprobs or ())
+    }
+    likeliest = {span.start + at: top for span in spans for at, top in enumerate(span.answer.top_logprobs)}
+    columns = {
+        "from": start,
+        "ids": list(ids),
+        "texts": texts(ids),
+        "spans": [
+            [begin, end, call.index, call.function, answer.model_version]
+            for begin, end, call, answer in spans
+        ],
+        "logprobs": [logprobs.get(at) for at in range(start, stop)],
+        "top": {
+            at: [(texts([token])[0] if isinstance(token, int) else token, value) for token, value in top]
+            for at, top in likeliest.items()
+            if start <= at < stop
+        },
+    }
+    return JSONResponse(finite(columns))
+
+
+def tokenizer_file(run: Path, model: str) -> Path | None:
+    """Return where the tokenizer of `model`, an entry of `llms`, is. Does not ask the network."""
+    if find_spec("tokenizers") is None:
+        return None
+    entry = (stored_data(run, required=False).get("llms") or {}).get(model) or {}
+    source = str(entry.get("tokenizer") or entry.get("model") or entry.get("model_name") or "")
+    # A tiny model is made in the run folder.
+    for folder in (base_folder(run, model), Path(source).expanduser() if source else run):
+        if (file := folder / "tokenizer.json").is_file():
+            return file
+    if not source or source.startswith(("/", ".", "~")):
+        return None
+    try:
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(source, "tokenizer.json")
+    except (ImportError, ValueError):  # The extra is not installed, or the source is not a name on the hub.
+        return None
+    return Path(cached) if isinstance(cached, str) else None
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(file: Path) -> Any:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(file))

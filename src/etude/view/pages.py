@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -23,7 +23,7 @@ from etude.core.errors import RequestError
 from etude.core.json_text import jsonable
 from etude.core.stats import shown_seconds
 from etude.store.database import DATABASE
-from etude.store.facts import RunFacts, is_run, list_runs, read_facts
+from etude.store.facts import RunFacts, is_run, read_facts
 from etude.store.outline import first_question, in_one_line
 from etude.store.run_folder import LOCK, lock_holder
 from etude.store.stored_config import reward_names, stored_data
@@ -33,37 +33,20 @@ STATIC = HERE / "static"
 _DAY = 86_400
 
 
-@dataclass(frozen=True, slots=True)
-class Library:
-    """The runs in a folder. A run is read again only if its files have changed."""
+def run_path(request: Request) -> Path:
+    """Return the folder of a page's run. Raises RequestError if there is no such run."""
+    root, name = request.app.state.root, request.path_params["run"]
+    if name in ("", ".", "..") or "/" in name or "\\" in name or not is_run(root / name):
+        raise RequestError(f"there is no run '{name}' in {root}")
+    return Path(root / name)
 
-    root: Path
 
-    def find(self, name: str) -> Path:
-        """Return the folder of a run. Raises RequestError if there is none."""
-        path = self.root / name
-        if name in ("", ".", "..") or "/" in name or "\\" in name or not is_run(path):
-            raise RequestError(f"there is no run '{name}' in {self.root}")
-        return path
-
-    def list_runs(self) -> list[RunFacts]:
-        """Return all runs, the last changed one first."""
-        return [self.facts(path) for path in list_runs(self.root)]
-
-    def facts(self, path: Path) -> RunFacts:
-        """Return the facts of a run."""
-        files = (path / name for name in (DATABASE, f"{DATABASE}-wal"))
-        stats = [file.stat() for file in files if file.is_file()]
-        state = tuple((stat.st_mtime_ns, stat.st_size) for stat in stats)
-        return _facts(path, state, lock_holder(path / LOCK))
-
-    def rewards(self, path: Path) -> dict[str | None, str]:
-        """Return the evaluators whose scores are rewards, by target."""
-        return reward_names(stored_data(path, required=False))
-
-    def reward(self, path: Path) -> str | None:
-        """Return the evaluator whose score is the reward in a run; with several targets, the first one's."""
-        return next(iter(self.rewards(path).values()), None)
+def facts_of_run(path: Path) -> RunFacts:
+    """Return the facts of a run, which is read again only if its files have changed."""
+    files = (path / name for name in (DATABASE, f"{DATABASE}-wal"))
+    stats = [file.stat() for file in files if file.is_file()]
+    state = tuple((stat.st_mtime_ns, stat.st_size) for stat in stats)
+    return _facts(path, state, lock_holder(path / LOCK))
 
 
 @lru_cache(maxsize=1024)
@@ -71,10 +54,14 @@ def _facts(path: Path, state: tuple[tuple[int, int], ...], pid: int | None) -> R
     return replace(read_facts(path), histories={})  # They may be large, and pages read the ones they show.
 
 
-def library_and_run(request: Request) -> tuple[Library, Path]:
-    """Return the library and the folder of a page's run. Raises RequestError if there is no such run."""
-    library: Library = request.app.state.library
-    return library, library.find(request.path_params["run"])
+def reward_evaluators(path: Path) -> dict[str | None, str]:
+    """Return the evaluators whose scores are rewards in a run, by target."""
+    return reward_names(stored_data(path, required=False))
+
+
+def reward_evaluator(path: Path) -> str | None:
+    """Return the evaluator whose score is the reward in a run; with several targets, the first one's."""
+    return next(iter(reward_evaluators(path).values()), None)
 
 
 def number(value: float | None, digits: int = 3) -> str:

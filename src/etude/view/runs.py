@@ -14,25 +14,25 @@ from etude.config.document import value_at
 from etude.core.history import Entry, History, Score
 from etude.engines.ledger import load_bill
 from etude.store.episodes import list_phases, phase_epoch
-from etude.store.facts import RunFacts, imported_lines
+from etude.store.facts import RunFacts, imported_lines, list_runs
 from etude.store.figures import causes_in, failed_counts
 from etude.store.log import read_histories
 from etude.store.run_folder import CONFIG_STEP, RunFolder
 from etude.store.status import run_status
-from etude.view.pages import Library, library_and_run, page
+from etude.view.pages import facts_of_run, page, run_path
 
 
 def list_page(request: Request) -> Response:
     """List all runs of the folder."""
-    library: Library = request.app.state.library
+    root: Path = request.app.state.root
     template = "runs_table.html" if request.query_params.get("part") == "table" else "runs.html"
-    return page(request, template, runs=library.list_runs(), root=library.root)
+    return page(request, template, runs=[*map(facts_of_run, list_runs(root))], root=root)
 
 
 def run_page(request: Request) -> Response:
     """Show the overview of a run: its figures, charts, epochs and bill."""
-    library, path = library_and_run(request)
-    facts = library.facts(path)
+    path = run_path(request)
+    facts = facts_of_run(path)
     with RunFolder.read(path) as run:
         histories = read_histories(run.journal)
         bill = load_bill(run.journal)
@@ -68,7 +68,7 @@ def run_page(request: Request) -> Response:
         "models": models,
         "causes": [*causes_in(entries), *((facts.result or {}).get("causes") or [])],
         "bill": bill.by("model", "role"),
-        **_live(library, path),
+        **_live(path),
     }
     template = "run_charts.html" if request.query_params.get("part") == "charts" else "run.html"
     return page(request, template, **context)
@@ -76,8 +76,8 @@ def run_page(request: Request) -> Response:
 
 def now_page(request: Request) -> Response:
     """Show the run's current work and waits, or only the line about them."""
-    library, path = library_and_run(request)
-    context = {"run": path.name, "tab": "Now", **_live(library, path)}
+    path = run_path(request)
+    context = {"run": path.name, "tab": "Now", **_live(path)}
     if request.query_params.get("part") != "line":
         return page(request, "now.html", up=True, **context)
     answer = page(request, "live_line.html", **context)
@@ -88,7 +88,7 @@ def now_page(request: Request) -> Response:
 
 def config_page(request: Request) -> Response:
     """Show the run's resolved config and its environment."""
-    _, path = library_and_run(request)
+    path = run_path(request)
     with RunFolder.read(path) as run:
         environment, text = run.read_json("environment.json"), run.journal.get(CONFIG_STEP) or ""
     return page(
@@ -96,8 +96,8 @@ def config_page(request: Request) -> Response:
     )
 
 
-def _live(library: Library, path: Path) -> dict[str, Any]:
-    facts = library.facts(path)
+def _live(path: Path) -> dict[str, Any]:
+    facts = facts_of_run(path)
     return {"seen": run_status(path), "done": facts.epochs_done, "facts": facts}
 
 
@@ -155,12 +155,10 @@ def list_charts(history: History) -> dict[str, list[Chart]]:
     names = dict.fromkeys(name for entry in history.entries for name in entry.metrics.get("evaluators") or {})
     # A single evaluator is the reward.
     evaluators = names if len(names) > 1 else ()
-    groups: dict[str, list[Chart]] = {
+    groups = {
         "Rewards": [_score_chart(history, name) for name in (None, *evaluators)],
-        "Learning": [_metric(history, *each) for each in _LEARNING],
-        "Sampling": [_metric(history, *each) for each in _SAMPLING],
+        **{group: [_metric(history, *each) for each in metrics] for group, metrics in _METRICS.items()},
         "Failures": _failures(history),
-        "Speed": [_metric(history, *each) for each in _SPEED],
     }
     drawn = {
         name: [chart for chart in charts if any(value for line in chart.lines for value in line.values)]
@@ -169,43 +167,42 @@ def list_charts(history: History) -> dict[str, list[Chart]]:
     return {name: charts for name, charts in drawn.items() if charts}
 
 
-_LEARNING: tuple[tuple[str, Source, str], ...] = (
-    ("loss", "training.loss", "of the job's steps, on average"),
-    ("KL to the reference", "training.reference_kl", "nats per token"),
-    ("KL to the sampler", "training.sampled_kl", "nats per token, over the job's steps"),
-    ("mismatch", "training.mismatch_kl", "learner against engine before the first step; nats per token"),
-    ("clipped share", "training.clip_fraction", "of the trained tokens"),
-    ("gradient norm", "training.grad_norm", "before clipping"),
-    ("learning rate", "training.learning_rate", ""),
-    ("accuracy", "training.accuracy", "of preferences"),
-)
-_SAMPLING: tuple[tuple[str, Source, str], ...] = (
-    ("entropy", "sampled_entropy", "nats per sampled token"),
-    ("length of answers", "answer_tokens", "tokens"),
-    ("cut off", "cut_off_share", "share of the answers"),
-    ("drift", ("drifted", "branches"), "share of the branches that a template began"),
-    ("trained on", "filtered_trajectories", "trajectories"),
-)
-_SPEED: tuple[tuple[str, Source, str], ...] = (
-    ("sampled tokens per second", ("completion_tokens", "collecting_seconds"), ""),
-    ("trained tokens per second", "training.tokens_per_s", ""),
-    ("seconds of collecting", "collecting_seconds", ""),
-    ("seconds of training", "training_seconds", ""),
-)
+_METRICS: Mapping[str, tuple[tuple[str, Source, str], ...]] = {
+    "Learning": (
+        ("loss", "training.loss", "of the job's steps, on average"),
+        ("KL to the reference", "training.reference_kl", "nats per token"),
+        ("KL to the sampler", "training.sampled_kl", "nats per token, over the job's steps"),
+        ("mismatch", "training.mismatch_kl", "learner against engine before the first step; nats per token"),
+        ("clipped share", "training.clip_fraction", "of the trained tokens"),
+        ("gradient norm", "training.grad_norm", "before clipping"),
+        ("learning rate", "training.learning_rate", ""),
+        ("accuracy", "training.accuracy", "of preferences"),
+    ),
+    "Sampling": (
+        ("entropy", "sampled_entropy", "nats per sampled token"),
+        ("length of answers", "answer_tokens", "tokens"),
+        ("cut off", "cut_off_share", "share of the answers"),
+        ("drift", ("drifted", "branches"), "share of the branches that a template began"),
+        ("trained on", "filtered_trajectories", "trajectories"),
+    ),
+    "Speed": (
+        ("sampled tokens per second", ("completion_tokens", "collecting_seconds"), ""),
+        ("trained tokens per second", "training.tokens_per_s", ""),
+        ("seconds of collecting", "collecting_seconds", ""),
+        ("seconds of training", "training_seconds", ""),
+    ),
+}
 
 
 def _metric(history: History, title: str, source: Source, note: str) -> Chart:
     known: dict[int, Bounds] = {}
+    top, below = source if isinstance(source, tuple) else (source, None)
     for entry in history.epochs:
-        paths = (source,) if isinstance(source, str) else source
-        values = [value_at(entry.metrics, tuple(path.split("."))) for path in paths]
+        value = value_at(entry.metrics, tuple(top.split(".")))
+        whole = 1.0 if below is None else value_at(entry.metrics, (below,))
         # A custom adapter may give any value, and only numbers are drawn.
-        if not all(isinstance(value, int | float) for value in values):
-            continue
-        if len(values) == 1:
-            known[entry.epoch] = float(values[0]), None, None
-        elif values[1]:
-            known[entry.epoch] = values[0] / values[1], None, None
+        if isinstance(value, int | float) and isinstance(whole, int | float) and whole:
+            known[entry.epoch] = value / whole, None, None
     return _chart(history, title, {title: known}, note)
 
 

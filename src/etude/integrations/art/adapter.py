@@ -5,9 +5,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from etude.backends.capabilities import Capabilities, check_method
 from etude.backends.state_folders import JobContent, data_hash
-from etude.backends.trainer_adapter import TrainerAdapter, job_status
+from etude.backends.trainer_adapter import Capabilities, TrainerAdapter, check_method, job_status
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import EtudeError, TrainingError

@@ -21,11 +21,13 @@ async def openpipe_art(config: ARTTrainerAdapterConfig, builder: Builder) -> Asy
     Raises CapabilityError if the model's endpoint or the trajectory builder does not suit ART: ART needs
     token ids and logprobs, and one reward for a whole trajectory.
     """
-    from etude.backends.openai_api import trained_model
+    from etude.backends.trainer_adapter import trained_model
+    from etude.engines.openai_compatible import OpenAiLlmConfig
     from etude.integrations.art.adapter import ARTTrainerAdapter
     from etude.integrations.art.client import ArtInference
 
-    llm, target = trained_model(builder, "openpipe_art"), str(builder.config.finetuning.target_model)
+    llm = trained_model(builder, "openpipe_art", OpenAiLlmConfig)
+    target = str(builder.config.finetuning.target_model)
     if llm.base_url is None:
         raise CapabilityError(
             f"llms.{target} has no 'base_url', and would be sampled from OpenAI; give it the address where "

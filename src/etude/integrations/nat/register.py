@@ -34,7 +34,7 @@ from etude.integrations.nat.evaluation import job_to_toolkit, status_to_toolkit
 from etude.integrations.nat.run import logger, open_run, translate
 from etude.loop.recording_wrappers import RecordedTrainer, assemble_trainer
 from etude.runtime import open_runtime
-from etude.show.metrics_files import RunReport
+from etude.show.metrics_files import write_metrics
 from etude.show.progress import LineProgress
 
 
@@ -182,7 +182,7 @@ class EtudeTrainer(Trainer):
             async with AsyncExitStack() as stack:
                 run = await stack.enter_async_context(open_run(self._config))
                 logger.info("the run folder is %s", run.path)
-                opened = open_runtime(self._config, run, progress=LineProgress(), report=RunReport())
+                opened = open_runtime(self._config, run, progress=LineProgress(), report=write_metrics)
                 etude = await assemble_trainer(await stack.enter_async_context(opened))
                 assert isinstance(etude, RecordedTrainer)  # The toolkit trains one model.
                 stack.push_async_callback(etude.cleanup)
