@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import random
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,6 @@ from etude.core.job import ModelVersion, TrainingJobStatus
 from etude.engines.local import OpponentsConfig
 from etude.groups.opponents import OpponentPool
 from etude.loop.lifecycle import new_run
-from etude.rollout.collector import Collector, Limits
-from etude.rollout.evaluation import EvaluationRun
-from etude.rollout.evaluator import FunctionEvaluator
-from etude.rollout.workflow import Workflow
-from etude.runtime import Runtime
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
 from tests import several
@@ -140,12 +134,10 @@ class AgainstPool(Run):
         self.made.append(number)
         return ScriptedEngine(answer)
 
-    def _runtime(self, folder: RunFolder) -> Runtime:
+    def models(self, folder: RunFolder) -> dict[str, Any]:
+        """The trained model, and a pool of its versions."""
         pool = OpponentPool("opponent", self.config, folder.journal, 5, self.make)
-        models = {"policy": self.engine, "opponent": pool}
-        collector = Collector(Workflow("play", play), models, folder.journal, limits=Limits(8, 30.0, 10))
-        evaluation = EvaluationRun(collector, {"correct": FunctionEvaluator(points)}, folder.journal)
-        return replace(super()._runtime(folder), engines=models, evaluation=evaluation)
+        return {**super().models(folder), "opponent": pool}
 
 
 def _pool(folder: Path, ahead: bool) -> Any:

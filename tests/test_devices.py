@@ -16,12 +16,7 @@ TESTS = Path(__file__).parent
 def test_nothing_mixes_devices():
     root = TESTS.parent
     files = [str(TESTS / room / "on_a_device.py") for room in ("engines", "learner")]
-    command = [
-        sys.executable,
-        *["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir"],
-        str(root),
-        *files,
-    ]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(root), *files]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(root), str(root / "src")])}
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-4000:]

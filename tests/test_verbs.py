@@ -255,36 +255,29 @@ def test_an_example_is_each_readers_own_and_is_stored_as_far_as_json_goes(projec
     assert next(iter(run.episodes)).example.expected == [1, 2, 3]
 
 
-def test_rewards_are_given_again_as_they_were_given(project):
+def test_rewards_and_tools_of_a_script_are_given_again(project, monkeypatch):
     play, correct = own_parts()
 
     def short(example, output):
         return 0.25
 
-    etude.train(play, reward=[correct, short], epochs=1, name="two", **PARTS)
-    again = etude.resume("two", agent=play, reward=[correct, short], examples=ROWS, epochs=2, progress=False)
-    assert again.summary["epochs_trained"] == 2
-    assert [row["short"]["mean"] for row in again.metrics["evaluators"]] == [0.25, 0.25]
-    with pytest.raises(RequestError, match="the run has 2 evaluators, and 3 are given"):
-        etude.resume("two", agent=play, reward=[correct, short, short], examples=ROWS, progress=False)
-
-
-def test_tools_of_a_script_are_given_again_from_its_module(project, monkeypatch):
     def add(left: int, right: int) -> int:
         """Add."""
         return left + right
 
-    play, correct = own_parts()
-    run = etude.train(play, reward=correct, tools=[add], **PARTS)
+    rewards = [correct, short]
+    etude.train(play, reward=rewards, tools=[add], epochs=1, name="two", **PARTS)
     (project / "tests_tools_module.py").write_text(
         "def add(left: int, right: int) -> int:\n    return left + right\n"
     )
     monkeypatch.syspath_prepend(project)
     tools = [importlib.import_module("tests_tools_module").add]
-    again = etude.resume(
-        run, agent=play, reward=correct, tools=tools, examples=ROWS, epochs=2, progress=False
-    )
+    given = {"agent": play, "tools": tools, "examples": ROWS, "epochs": 2, "progress": False}
+    again = etude.resume("two", reward=rewards, **given)
     assert again.summary["epochs_trained"] == 2
+    assert [row["short"]["mean"] for row in again.metrics["evaluators"]] == [0.25, 0.25]
+    with pytest.raises(RequestError, match="the run has 2 evaluators, and 3 are given"):
+        etude.resume("two", reward=[*rewards, short], **given)
 
 
 def test_one_target_may_be_given_by_its_name(project):

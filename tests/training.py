@@ -111,20 +111,16 @@ class FakeAdapter(TrainerAdapter):
     async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
         self.before_status(ref.run_id)
         job = self.folder / f"{ref.run_id}.json"
+        unknown = TrainingJobStatus(run_id=ref.run_id, backend="fake", status=TrainingStatusEnum.NOT_FOUND)
         if not job.exists() or (self._lose_jobs and ref.run_id not in self.submitted):
-            return TrainingJobStatus(run_id=ref.run_id, backend="fake", status=TrainingStatusEnum.NOT_FOUND)
+            return unknown
         if ref.run_id in self.slow:
-            return TrainingJobStatus(run_id=ref.run_id, backend="fake", status=TrainingStatusEnum.RUNNING)
+            return unknown.model_copy(update={"status": TrainingStatusEnum.RUNNING})
         told = json.loads(job.read_text())
         self._version = max(self._version, version(told["number"]), key=lambda made: made.number)
-        metrics = {"loss": 1.0, "trajectories": told.pop("trajectories")}
-        return TrainingJobStatus(
-            run_id=ref.run_id,
-            backend="fake",
-            status=TrainingStatusEnum.COMPLETED,
-            version=ModelVersion(**told),
-            metadata={"metrics": metrics},
-        )
+        metadata = {"metrics": {"loss": 1.0, "trajectories": told.pop("trajectories")}}
+        done = {"status": TrainingStatusEnum.COMPLETED, "version": ModelVersion(**told), "metadata": metadata}
+        return unknown.model_copy(update=done)
 
     async def wait_until_complete(
         self, ref: TrainingJobRef, poll_interval: float = 10.0
@@ -243,8 +239,12 @@ class Run:
                 await trainer.cleanup()
         return trainer
 
+    def models(self, folder: RunFolder) -> dict[str, Any]:
+        """The engines that its agent asks."""
+        return {"policy": self.engine}
+
     def _runtime(self, folder: RunFolder) -> Runtime:
-        models = {"policy": self.engine}
+        models = self.models(folder)
         workflow = Workflow("play", self.workflow)
         collector = Collector(workflow, models, folder.journal, limits=Limits(8, 30.0, 10))
         evaluators = {"correct": FunctionEvaluator(self.evaluator)}

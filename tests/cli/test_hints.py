@@ -56,9 +56,8 @@ def test_after_a_stop(project):
     works(stopped)
 
 
-def test_after_a_run_of_local_weights(local):
-    shown = etude("train", "config.yml", "--name", "r")
-    assert last_line(etude("runs", "show", "r")) == last_line(shown) == "etude export runs/r"
+def test_after_a_run_of_local_weights(trained):
+    assert last_line(etude("runs", "show", "r")) == "etude export runs/r"
     exported = etude("export", "r")
     assert "export/v" in works(exported)
 
