@@ -144,7 +144,8 @@ def test_live_functions_become_a_run_with_all_that_one_asks_of_it(project):
 
 def test_a_run_of_live_functions_goes_on_with_the_same_functions(project):
     play, correct = own_parts()
-    run = etude.train(play, reward=correct, **PARTS)
+    run = etude.train(play, reward=correct, targets="policy", **PARTS)
+    assert run.summary["targets"].keys() == {"policy"}, "one target may be given by its name"
     with pytest.raises(RequestError, match=r"its own agent, 'play'.*etude\.resume\('.*', agent=…\)"):
         etude.resume(run, epochs=2, progress=False)
     assert run.facts.state == "finished", "a resume that is refused changes nothing"
