@@ -1,6 +1,6 @@
 """Secrets of every kind, planted where users have them, and a reader of every byte that was written.
 
-A canary is a text that nobody else would write. `plant` makes a project that has them in its config and its
+A canary is a text that nobody else would write. `planted` makes a project that has them in its config and its
 environment, and whose agent, tools, evaluators and endpoint repeat them in what they print, log and raise.
 After any commands `leaks` says which files, or outputs, have one.
 """
@@ -19,6 +19,7 @@ from typing import Any
 
 import yaml
 
+from tests.cli.projects import finished
 from tests.json_server import JsonServer
 
 AGENT = '''
@@ -65,13 +66,37 @@ def varied(example: etude.Example, output: str) -> tuple[float, object]:
 
 @dataclass
 class Planted:
-    """A project with canaries."""
+    """A project with canaries, and the commands that were typed in it."""
 
     folder: Path
     config: Path
     environment: dict[str, str]
-    canaries: dict[str, str] = field(default_factory=dict)
+    canaries: dict[str, str]
     """By where they were planted."""
+    outputs: dict[str, str] = field(default_factory=dict)
+    """By command."""
+
+    def type(self, *words: str, code: int = 0) -> str:
+        """The output of a command, which must end with that code."""
+        done = finished(*words, folder=self.folder, environment=self.environment)
+        told = self.outputs[" ".join(words)] = done.stdout + done.stderr
+        assert done.returncode == code, told
+        return told
+
+    def leaks(self) -> list[str]:
+        """Where a canary can be read that was planted elsewhere: in files of the folder, or in outputs.
+
+        The project's own config has those that its user wrote there.
+        """
+        files = [path for path in self.folder.rglob("*") if path.is_file() and path != self.config]
+        texts = {str(path): path.read_bytes() for path in files}
+        texts |= {name: text.encode(errors="surrogateescape") for name, text in self.outputs.items()}
+        return [
+            f"{name} has {where}"
+            for name, text in texts.items()
+            for where, canary in self.canaries.items()
+            if canary.encode() in text
+        ]
 
 
 @contextlib.contextmanager
@@ -129,28 +154,6 @@ def planted(folder: Path, config: Mapping[str, Any]) -> Iterator[Planted]:
         path = folder / "config.yml"
         path.write_text(yaml.safe_dump(whole, sort_keys=False))
         yield Planted(folder, path, environment, canaries)
-
-
-def leaks(project: Planted, outputs: Mapping[str, str] = {}) -> list[str]:
-    """Where a canary can be read that was planted elsewhere: in files of the folder, or in outputs by name.
-
-    The project's own config has those that its user wrote there.
-    """
-    texts = {name: text.encode(errors="surrogateescape") for name, text in outputs.items()}
-    for path in written(project.folder):
-        if path != project.config:
-            texts[str(path.relative_to(project.folder))] = path.read_bytes()
-    return [
-        f"{name} has {where}"
-        for name, text in texts.items()
-        for where, canary in project.canaries.items()
-        if canary.encode() in text
-    ]
-
-
-def written(folder: Path) -> list[Path]:
-    """All files in a folder, and in those within it."""
-    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def readable_by_others(folder: Path) -> list[str]:

@@ -200,14 +200,10 @@ def warm_up_config(folder: Path) -> Any:
     )
 
 
-def _warm_up(folder: Path, ahead: bool) -> Any:
+async def _warm_up(folder: Path, ahead: bool) -> None:
     settings = warm_up_config(folder)
-
-    async def train() -> None:
-        with RunFolder.open(folder / "run") if (folder / "run").exists() else new_run(settings, "run") as run:
-            await train_in(settings, run)
-
-    return train()
+    with RunFolder.open(folder / "run") if (folder / "run").exists() else new_run(settings, "run") as run:
+        await train_in(settings, run)
 
 
 if __name__ == "__main__":

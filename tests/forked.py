@@ -2,9 +2,9 @@
 
 They have a working directory, an environment, pipes and signals like any other process, and start in
 milliseconds: `python -m etude` spends seconds on its imports. `Forked` is used as `subprocess.Popen` is;
-`program` writes programs `etude` and `python` for shells. None of them reaches the Hugging Face hub, and none
-draws the plot of the rewards, which is half of a small run: its file is empty. What is about start-up itself,
-or the picture, takes a real process.
+`programs` writes programs `etude` and `python` for shells. None of them reaches the Hugging Face hub, and
+none draws the plot of the rewards, which is half of a small run: its file is empty. What is about start-up
+itself, or the picture, takes a real process.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import functools
 import gc
+import importlib
 import json
 import os
 import pkgutil
@@ -28,7 +29,6 @@ import tempfile
 import threading
 import traceback
 import types
-import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -47,6 +47,7 @@ PRELOADED = (
 CLIENT = """\
 #!{python} -IS
 import json, os, signal, socket, sys
+tell = os.environ.pop({tell!r}, None)
 with socket.socket(socket.AF_UNIX) as server:
     server.connect({address!r})
     socket.send_fds(server, [b"."], [0, 1, 2])
@@ -57,22 +58,30 @@ with socket.socket(socket.AF_UNIX) as server:
     pid = int(answers.readline())
     for number in signal.SIGTERM, signal.SIGINT, signal.SIGHUP:
         signal.signal(number, lambda number, frame: os.kill(pid, number))
+    if tell:
+        os.write(int(tell), b"%d" % pid)
+        os.close(int(tell))
     code = int(answers.readline())
-sys.exit(code if code >= 0 else 128 - code)
+if code >= 0:
+    sys.exit(code)
+if code != -signal.SIGKILL:
+    signal.signal(-code, signal.SIG_DFL)
+os.kill(os.getpid(), -code)
 """
 
 
 _FOLDER = "ETUDE_TESTS_FORKED"
 """The folder of the server. The server ends with the process that made the folder."""
+_TELL = "ETUDE_TESTS_TELL"
+"""Where a client writes the process id of its command: a descriptor."""
 _inputs: list[int] = []
-started: weakref.WeakSet[Forked] = weakref.WeakSet()
 
 
 class Forked:
-    """`etude ARGUMENTS` in a forked process, with pipes; as much of `subprocess.Popen` as tests use.
+    """`etude ARGUMENTS` in a forked process, with pipes: the `subprocess.Popen` of a client of the server.
 
-    With `program="python"` the arguments are those of Python: a file, `-c CODE` or `-m MODULE` comes first.
-    `errors` is a file for them, in place of the pipe.
+    `pid`, signals and the exit code are those of the command. With `program="python"` the arguments are
+    Python's: a file, `-c CODE` or `-m MODULE` comes first. `errors` is a file for them, in place of the pipe.
     """
 
     def __init__(
@@ -84,58 +93,24 @@ class Forked:
         program: str = "etude",
         errors: Path | None = None,
     ) -> None:
-        self.args = [program, *arguments]
-        self.returncode: int | None = None
-        nothing, (output, out), (input, err) = os.open(os.devnull, os.O_RDONLY), os.pipe(), os.pipe()
-        if errors is not None:
-            os.close(err)
-            err = os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self._server = socket.socket(socket.AF_UNIX)
-        self._server.connect(address())
-        socket.send_fds(self._server, [b"."], [nothing, out, err])
-        for descriptor in (nothing, out, err):
-            os.close(descriptor)
-        self.stdout = os.fdopen(output, encoding="utf-8")
-        self.stderr = os.fdopen(input, encoding="utf-8")
-        request = {"program": program, "arguments": list(arguments), "folder": str(folder)}
-        request["environment"] = environment
-        self._server.sendall(json.dumps(request).encode() + b"\n")
-        self._answers = self._server.makefile()
-        self.pid = int(self._answers.readline())
-        started.add(self)
+        reading, writing = os.pipe()
+        with contextlib.nullcontext(subprocess.PIPE) if errors is None else errors.open("ab") as place:
+            self._client = subprocess.Popen(
+                [str(programs() / program), *arguments],
+                cwd=folder,
+                env={**environment, _TELL: str(writing)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=place,
+                encoding="utf-8",
+                pass_fds=[writing],
+            )
+        os.close(writing)
+        with os.fdopen(reading) as told:
+            self.pid = int(told.read())
 
-    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """The rest of both outputs, once the process is over."""
-        texts = {}
-
-        def read(name: str) -> None:
-            texts[name] = getattr(self, name).read()
-
-        readers = [threading.Thread(target=read, args=[name], daemon=True) for name in ("stdout", "stderr")]
-        for reader in readers:
-            reader.start()
-        self.wait(timeout)
-        for reader in readers:
-            reader.join(timeout)
-        self.stdout.close()
-        self.stderr.close()
-        return texts["stdout"], texts["stderr"]
-
-    def poll(self) -> int | None:
-        """The exit code; None while the process runs."""
-        if self.returncode is None and select.select([self._server], [], [], 0)[0]:
-            self.wait()
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        """The exit code, negative for a signal. Raises TimeoutExpired."""
-        if self.returncode is None:
-            if not select.select([self._server], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired(self.args, timeout or 0)
-            self.returncode = int(self._answers.readline())
-            self._answers.close()
-            self._server.close()
-        return self.returncode
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
 
     def send_signal(self, number: int) -> None:
         """Send a signal, unless the process is over."""
@@ -149,13 +124,13 @@ class Forked:
 
 
 @functools.cache
-def program() -> Path:
+def programs() -> Path:
     """A folder for PATH with programs `etude` and `python` in it."""
     folder = Path(address()).parent / f"bin-{os.getpid()}"
     folder.mkdir()
     for name in ("etude", "python"):
         client = folder / name
-        client.write_text(CLIENT.format(python=sys.executable, address=address(), program=name))
+        client.write_text(CLIENT.format(python=sys.executable, address=address(), program=name, tell=_TELL))
         client.chmod(0o755)
     return folder
 
@@ -198,14 +173,16 @@ def _start(path: Path) -> None:
 def main(path: str) -> None:
     """Serve until standard input ends."""
     gc.disable()  # Among modules there is nothing to collect.
-    rooms = [
-        name for _, name, _ in pkgutil.walk_packages(etude.__path__, "etude.", onerror=lambda name: None)
-    ]
-    own = [name for name in rooms if not name.startswith(("etude.integrations.", "etude.__main__"))]
+    rooms = pkgutil.walk_packages(etude.__path__, "etude.", onerror=lambda name: None)
+    own = [room.name for room in rooms if not room.name.startswith(("etude.integrations.", "etude.__main__"))]
     for name in (*PRELOADED, *own):
         with contextlib.suppress(ImportError):
-            __import__(name)
-    _make_tables()
+            importlib.import_module(name)
+    # What takes a small run long is made once for all: tables of components and of transformers' weights.
+    importlib.import_module("etude.config.registry").load_entry_points()
+    importlib.import_module("etude.show.metrics_files").render_reward_plot = lambda history: b""
+    with contextlib.suppress(ImportError):
+        importlib.import_module("transformers.conversion_mapping").get_checkpoint_conversion_mapping("llama")
     gc.collect()
     gc.freeze()
     gc.enable()
@@ -224,19 +201,6 @@ def main(path: str) -> None:
                 listener.close()
                 _watch(connection)
             connection.close()
-
-
-def _make_tables() -> None:
-    """Make what takes a small run long, once for all: tables of components and of transformers' weights."""
-    import etude.show.metrics_files
-    from etude.config import registry
-
-    registry.load_entry_points()
-    etude.show.metrics_files.render_reward_plot = lambda history: b""
-    with contextlib.suppress(ImportError):
-        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
-
-        get_checkpoint_conversion_mapping("llama")
 
 
 def _watch(connection: socket.socket) -> NoReturn:

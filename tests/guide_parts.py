@@ -9,7 +9,7 @@ from typing import Any
 import etude
 from etude.config.finetuning import TrainerAdapterConfig, TrainerConfig
 from etude.core.job import TrainingStatusEnum
-from etude.loop.trainer import EpochTrainer
+from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from tests.seed_guide import MyTrajectoryBuilder, MyTrajectoryBuilderConfig
 
 
@@ -185,3 +185,13 @@ class GuideEpochs(EpochTrainer):
         await self.trajectory_builder.start_run(run_id, meta={"epoch": epoch})
         collection = await self.trajectory_builder.finalize(run_id, meta={"epoch": epoch})
         return await self.trainer_adapter.submit(collection)
+
+
+TRAINERS = {
+    "epochs": lambda: EpochTrainer(EpochTrainerConfig()),
+    "guide epochs": lambda: GuideEpochs(EpochTrainerConfig()),
+    "guide": lambda: GuideTrainer(GuideTrainerConfig()),
+    "one loop": lambda: OneLoopTrainer(GuideTrainerConfig()),
+    "same epoch": lambda: SameEpochTrainer(GuideTrainerConfig()),
+}
+"""The shipped trainer, and those that implement the interface."""

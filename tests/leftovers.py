@@ -10,14 +10,12 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from tests import forked
-
 _MARK = "ETUDE_TESTS"
 """A variable that all processes inherit which are started in one process of the tests."""
 _SECONDS = 20.0
 """For processes to end that were told to."""
-_TRACKER = "multiprocessing.resource_tracker"
-"""Python's own, which ends after this process."""
+_KEPT = ("multiprocessing.resource_tracker", "tests.forked")
+"""Python's own, which ends after this process; and the server of commands, which all workers share."""
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -40,16 +38,12 @@ def _started_with(mark: str) -> list[psutil.Process]:
     found, own = [], psutil.Process()
     # Forks of this process have no mark. What commands of other workers start is below, and has their mark.
     below = own.children(recursive=True)
-    commands = {command.pid for command in forked.started if command.poll() is None}
     for process in psutil.process_iter():
         try:
-            ours = process.environ().get(_MARK, process in below and mark) == mark or process.pid in commands
-            if process == own or not ours:
+            if process == own or process.environ().get(_MARK, process in below and mark) != mark:
                 continue
             line = " ".join(process.cmdline())
-            # The server of commands is that of all workers.
-            is_kept = _TRACKER in line or ("tests.forked" in line and process.pid not in commands)
-            if process.status() != psutil.STATUS_ZOMBIE and not is_kept:
+            if process.status() != psutil.STATUS_ZOMBIE and not any(kept in line for kept in _KEPT):
                 found.append(process)
         except psutil.Error:
             continue  # It is gone, or somebody else's.

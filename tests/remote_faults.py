@@ -88,32 +88,16 @@ async def _resets(writer: asyncio.StreamWriter) -> None:
     writer.transport.abort()
 
 
-async def _says_nothing(writer: asyncio.StreamWriter) -> None:
-    """Closes the connection."""
+def endlessly(start: bytes, part: bytes, seconds: float = 0.05) -> Commit:
+    """A beginning, and then the same bytes again and again."""
 
+    async def commit(writer: asyncio.StreamWriter) -> None:
+        await sends(start)(writer)
+        while True:
+            await sends(part)(writer)
+            await asyncio.sleep(seconds)
 
-async def _hangs(writer: asyncio.StreamWriter) -> None:
-    await asyncio.sleep(3600)
-
-
-async def _trickles(writer: asyncio.StreamWriter) -> None:
-    await sends(reply(200, b"", {"content-length": "1000000"}))(writer)
-    while True:
-        await sends(b" ")(writer)
-        await asyncio.sleep(0.05)
-
-
-async def _never_ends_its_headers(writer: asyncio.StreamWriter) -> None:
-    await sends(b"HTTP/1.1 200 OK\r\n")(writer)
-    while True:
-        await sends(b"x: y\r\n")(writer)
-        await asyncio.sleep(0.05)
-
-
-async def _never_ends(writer: asyncio.StreamWriter) -> None:
-    await sends(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")(writer)
-    while True:
-        await sends(b"10000\r\n" + b" " * 2**16 + b"\r\n")(writer)
+    return commit
 
 
 @cache
@@ -127,6 +111,7 @@ async def _explodes(writer: asyncio.StreamWriter) -> None:
 
 
 _GOOD = json.dumps(completion()).encode()
+_CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 _FAR = "Fri, 31 Dec 99999999999 23:59:59 GMT"
 
 FAULTS: dict[str, Fault] = {
@@ -136,21 +121,18 @@ FAULTS: dict[str, Fault] = {
     "503-date": Fault(
         "temporary", fails(503, "later", retry_after="Sun, 06 Nov 1994 08:49:37 GMT"), "HTTP 503"
     ),
-    "504": Fault("temporary", fails(504, "upstream"), "HTTP 504"),
-    "408": Fault("temporary", fails(408, "too slow"), "HTTP 408"),
-    "409": Fault("temporary", fails(409, "conflict"), "HTTP 409"),
-    "429": Fault("temporary", fails(429, "slow down"), "HTTP 429: slow down"),
-    "429-year-99999999999": Fault("temporary", fails(429, "wait", retry_after=_FAR), "HTTP 429"),
-    "429-1e300": Fault("temporary", fails(429, "wait", retry_after="1e300"), "HTTP 429"),
-    "429-nan": Fault("temporary", fails(429, "wait", retry_after="nan"), "HTTP 429"),
-    "429-negative": Fault("temporary", fails(429, "wait", retry_after="-7"), "HTTP 429"),
-    "529": Fault("temporary", fails(529, "overloaded"), "HTTP 529"),
+    **{
+        f"{status}": Fault("temporary", fails(status, "busy"), f"HTTP {status}: busy")
+        for status in (408, 409, 429, 504, 529)
+    },
+    **{
+        f"429-{number}": Fault("temporary", fails(429, "wait", retry_after=wait), "HTTP 429")
+        for number, wait in enumerate((_FAR, "1e300", "nan", "-7"))
+    },
     "reset": Fault("temporary", _resets, "Error"),
-    "closed": Fault("temporary", _says_nothing, "Error"),
+    "closed": Fault("temporary", sends(b""), "Error"),
     "cut": Fault("temporary", sends(reply(200, _GOOD[:40], {"content-length": "4000"})), "Error"),
-    "cut-chunk": Fault(
-        "temporary", sends(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n100\r\n{"), "Error"
-    ),
+    "cut-chunk": Fault("temporary", sends(_CHUNKED + b"100\r\n{"), "Error"),
     "no-http": Fault("temporary", sends(b"\x00\x01\x02 hello\r\n\r\n"), "Error"),
     "long-header": Fault("temporary", sends(reply(200, _GOOD, {"x": "y" * 2**20})), "Error"),
     "empty": Fault("temporary", sends(reply(200, b"")), "malformed JSON"),
@@ -165,10 +147,10 @@ FAULTS: dict[str, Fault] = {
     "error-200": Fault("temporary", says(200, {"error": {"message": "gone"}}), "without choices: gone"),
     "gave-up": Fault("temporary", says(200, completion(finish_reason="abort")), "gave up"),
     "logprob-nan": Fault("temporary", _logprob(float("nan")), "malformed JSON"),
-    "logprob-7.5": Fault("temporary", _logprob(7.5), "content[0].logprob is 7.5"),
-    "logprob-1e308": Fault("temporary", _logprob(1e308), "content[0].logprob is 1e+308"),
-    "logprob--1e308": Fault("temporary", _logprob(-1e308), "content[0].logprob is -1e+308"),
-    "logprob-text": Fault("temporary", _logprob("-0.5"), "content[0].logprob is '-0.5'"),
+    **{
+        f"logprob-{value}": Fault("temporary", _logprob(value), f"content[0].logprob is {value!r}")
+        for value in (7.5, 1e308, -1e308, "text")
+    },
     "id-negative": Fault("temporary", says(200, completion(token_ids=[7, -1])), "token_ids[1] is -1"),
     "lengths": Fault("temporary", says(200, completion(token_ids=[7])), "2 logprobs"),
     "usage-negative": Fault(
@@ -179,13 +161,19 @@ FAULTS: dict[str, Fault] = {
     ),
     "content-number": Fault("temporary", says(200, completion(message={"content": 7})), "content is 7"),
     "large": Fault("temporary", sends(reply(200, b"", {"content-length": str(2**30)})), "larger than 32 MB"),
-    "endless": Fault("temporary", _never_ends, "larger than 32 MB"),
+    "endless": Fault(
+        "temporary",
+        endlessly(_CHUNKED, b"10000\r\n" + b" " * 2**16 + b"\r\n", seconds=0),
+        "larger than 32 MB",
+    ),
     "gzip-bomb": Fault("temporary", _explodes, "larger than 32 MB"),
     "no-gzip": Fault("temporary", sends(reply(200, _GOOD, {"content-encoding": "gzip"})), "Can not decode"),
     "brotli": Fault("temporary", sends(reply(200, _GOOD, {"content-encoding": "br"})), "Error"),
-    "hang": Fault("slow", _hangs, "request_timeout"),
-    "trickle": Fault("slow", _trickles, "request_timeout"),
-    "headers": Fault("slow", _never_ends_its_headers, "request_timeout"),
+    "hang": Fault("slow", lambda writer: asyncio.sleep(3600), "request_timeout"),
+    "trickle": Fault(
+        "slow", endlessly(reply(200, b"", {"content-length": "1000000"}), b" "), "request_timeout"
+    ),
+    "headers": Fault("slow", endlessly(b"HTTP/1.1 200 OK\r\n", b"x: y\r\n"), "request_timeout"),
     "401": Fault("refused", fails(401, "Incorrect API key", "invalid_api_key"), "Incorrect API key"),
     "403": Fault("refused", fails(403, "not for you"), "HTTP 403"),
     "404": Fault("refused", fails(404, "The model `tiny` does not exist"), "does not exist"),

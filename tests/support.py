@@ -7,21 +7,19 @@ import importlib.util
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 from hypothesis import settings
-from pydantic import TypeAdapter
 
 from etude.core.call import ChatRequest, Completion, Usage
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.core.message import Message
 from etude.store.facts import read_facts
-from etude.store.journal import Journal
-from etude.store.log import read_states
 
 
 def one_quick(first: Any, *others: Any) -> list[Any]:
@@ -77,7 +75,9 @@ class ScriptedEngine:
         """The same with the version of the weights."""
         self.version = 0
         self.closed = False
-        self._script = script if callable(script) else _in_order(script)
+        if not callable(script):
+            answers = chain(script, repeat(script[-1] if script else ""))
+        self._script = script if callable(script) else lambda request: next(answers)
         self._log = None if log is None else os.open(log, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
         self._slowly = slowly
 
@@ -119,7 +119,11 @@ class EchoEngine(ScriptedEngine):
     """Says the last message back, after a number that follows from the request's key."""
 
     def __init__(self, *, log: Path | None = None, slowly: bool = False) -> None:
-        super().__init__(_echo, log=log, slowly=slowly)
+        super().__init__(
+            lambda request: f"{request.key % 1000}: {request.messages[-1].get('content')}",
+            log=log,
+            slowly=slowly,
+        )
 
 
 def tool_call(name: str, arguments: object, *, id: str = "call_0") -> Message:
@@ -127,21 +131,6 @@ def tool_call(name: str, arguments: object, *, id: str = "call_0") -> Message:
     raw = arguments if isinstance(arguments, str) else json.dumps(arguments)
     wire = {"id": id, "type": "function", "function": {"name": name, "arguments": raw}}
     return {"role": "assistant", "content": None, "tool_calls": [wire]}
-
-
-def _echo(request: ChatRequest) -> str:
-    return f"{request.key % 1000}: {request.messages[-1].get('content')}"
-
-
-def _in_order(script: Sequence[Answer]) -> Callable[[ChatRequest], Answer]:
-    answers: Iterator[Answer] = iter(script)
-    last: list[Answer] = []
-
-    def next_answer(request: ChatRequest) -> Answer:
-        last[:] = [next(answers, last[0] if last else "")]
-        return last[0]
-
-    return next_answer
 
 
 def _prompt_ids(request: ChatRequest) -> tuple[int, ...]:
@@ -204,12 +193,3 @@ def read_summary(run: Path) -> dict[str, Any]:
     facts = read_facts(run)
     assert facts.ended is not None, "the run is not over"
     return facts.summary.as_json()
-
-
-def kept_in(journal: Journal) -> dict[str, Any]:
-    """Its steps, and what its records add up to, without times."""
-    steps = {key: without_times(value) for key, value in journal.scan() if not key.startswith("record/")}
-    for target, found in read_states(journal).items():
-        known = {name: value for name, value in vars(found).items() if name != "_history"}
-        steps[f"state of {target}"] = without_times(TypeAdapter(Any).dump_python(known, mode="json"))
-    return steps

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,6 @@ from etude.core.history import EpochEntry
 from etude.loop.alarms import Alarm
 from etude.store.figures import Summary, summary_in
 from etude.store.log import read_histories
-from etude.store.run_folder import RunFolder
 from tests import guide_parts as guide
 from tests.several import Several, config
 from tests.support import one_quick
@@ -35,35 +33,20 @@ class AtEpochs(Alarm, name="rings_at_epochs_for_tests"):
 def run(tmp_path, request) -> Run:
     """A run of our trainer, or of one that implements only the interface."""
     made = Run(tmp_path / "run")
-    if request.param != "epochs":
-        kind = guide.GuideTrainer if request.param == "guide" else guide.OneLoopTrainer
-        made.make_trainer = lambda: kind(guide.GuideTrainerConfig())
+    made.make_trainer = guide.TRAINERS[request.param]
     return made
-
-
-def again(run: Run) -> Run:
-    """The run in a new process."""
-    resumed = run.restarted()
-    resumed.make_trainer = run.make_trainer
-    return resumed
 
 
 def alarm(action: str, *at: int) -> dict[str, Alarm]:
     return {"mine": AtEpochs(action=action, at=list(at))}
 
 
-def read_history(run: Run) -> Any:
-    with RunFolder.read(run.path) as folder:
-        return read_histories(folder.journal)[None]
-
-
 def read_summary(run: Run, num_epochs: int = 4) -> Summary:
-    with RunFolder.read(run.path) as folder:
-        return summary_in(read_histories(folder.journal), "run", num_epochs)
+    return summary_in(read_histories(run.path), "run", num_epochs)
 
 
 def epochs_done(run: Run) -> list[int]:
-    return [entry.epoch for entry in read_history(run).epochs]
+    return [entry.epoch for entry in read_histories(run.path)[None].epochs]
 
 
 async def test_a_warning_is_told_once_and_is_in_the_journal_the_files_and_the_summary(run):
@@ -77,7 +60,7 @@ async def test_a_warning_is_told_once_and_is_in_the_journal_the_files_and_the_su
     assert {"answer_tokens", "sampled_entropy"} <= lines[0].keys()
     warnings = [text for text in read_summary(run).warnings if "trusted" in text]
     assert warnings == ["epoch 3 (and 1 more): this epoch is not to be trusted"]
-    resumed = again(run)
+    resumed = run.restarted()
     await resumed.start(num_epochs=5)
     assert not any("trusted" in text for text in resumed.watcher.warnings)
 
@@ -89,7 +72,7 @@ async def test_stop_ends_the_run_early_with_the_reason_also_when_it_is_resumed(r
     assert len(run.engine.requests) == 2 * OF_AN_EPOCH
     assert read_summary(run).stopped == "epoch 2: this epoch is not to be trusted"
     assert any(text.startswith("stopped after epoch 2: epoch 2: this") for text in run.watcher.events)
-    resumed = again(run)
+    resumed = run.restarted()
     await resumed.start(num_epochs=4)
     assert resumed.engine.requests == [] and epochs_done(run) == [1, 2]
 
@@ -99,20 +82,11 @@ async def test_an_alarm_in_the_last_epoch_stops_nothing_early_until_the_run_is_t
     await run.start(num_epochs=2)
     assert read_summary(run, 2).stopped is None
     assert not any("stopped after" in text for text in run.watcher.events)
-    resumed = again(run)
+    resumed = run.restarted()
     await resumed.start(num_epochs=4)
     said = "epoch 2: this epoch is not to be trusted"
     assert read_summary(run).stopped == said
     assert f"stopped after epoch 2: {said}" in resumed.watcher.events
-
-
-async def test_a_stopped_run_goes_on_when_it_is_resumed_with_the_alarm_off(run):
-    run.finetuning.alarms = alarm("stop", 2)
-    await run.start(num_epochs=3)
-    resumed = again(run)
-    resumed.finetuning.alarms = alarm("off", 2)
-    await resumed.start(num_epochs=3)
-    assert epochs_done(run) == [1, 2, 3] and read_summary(run, 3).stopped is None
 
 
 class Killed(Watcher):
@@ -128,7 +102,7 @@ async def test_a_stop_that_a_kill_came_before_ends_the_run_when_it_is_resumed(ru
     run.watcher = Killed()
     with pytest.raises(Interrupted):
         await run.start(num_epochs=4)
-    await again(run).start(num_epochs=4)
+    await run.restarted().start(num_epochs=4)
     assert epochs_done(run) == [1, 2]
     assert read_summary(run).stopped == "epoch 2: this epoch is not to be trusted"
 

@@ -60,7 +60,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 54_639,
     "modules": 251,
-    "lines of tests": 45_119,
+    "lines of tests": 44_515,
     "benchmark files": 12,
     "config keys": 306,
 }

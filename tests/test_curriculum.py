@@ -14,6 +14,12 @@ def config(**keys):
     return CurriculumLearningConfig(enabled=True, **keys)
 
 
+def applied(made, seed=0, epoch=0, **keys):
+    """The groups, state and figures of the first epoch with a curriculum of these keys."""
+    settings = config(**keys)
+    return apply_curriculum(made, initial_state(settings), settings, seed, epoch)
+
+
 def trajectory(reward, id=None, group_rewards=None, **metadata):
     item = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="x", logprobs=())
     fields = {"example_id": id, "group_rewards": group_rewards, "metadata": metadata}
@@ -30,16 +36,6 @@ def groups(*averages, spread=0.4):
 
 def selected(found):
     return [group[0].example_id for group in found]
-
-
-def percentiles(settings, epochs, make=lambda: groups(0.5, 0.4, 0.3)):
-    state = initial_state(settings)
-    seen = []
-    for epoch in range(epochs):
-        _, state, facts = apply_curriculum(make(), state, settings, 0, epoch)
-        state = json.loads(json.dumps(state))
-        seen.append(facts["curriculum_percentile"])
-    return seen
 
 
 @pytest.mark.parametrize(
@@ -59,17 +55,21 @@ def test_disabled_it_selects_everything():
 
 
 def test_the_easiest_groups_come_first_and_the_hardest_when_asked():
-    settings = config(initial_percentile=0.5)
-    found, state, _ = apply_curriculum(groups(0.2, 0.8, 0.5, 0.4), initial_state(settings), settings, 0, 0)
+    found, state, _ = applied(groups(0.2, 0.8, 0.5, 0.4), initial_percentile=0.5)
     assert selected(found) == ["1", "2"]
     assert (state["total_groups"], state["included_groups"]) == (4, ["1", "2"])
-    settings = config(initial_percentile=0.5, sort_ascending=True)
-    found, _, _ = apply_curriculum(groups(0.2, 0.8, 0.5, 0.4), initial_state(settings), settings, 0, 0)
+    found, _, _ = applied(groups(0.2, 0.8, 0.5, 0.4), initial_percentile=0.5, sort_ascending=True)
     assert selected(found) == ["0", "3"]
 
 
 def test_each_percentile_trains_for_the_expansion_interval():
-    assert percentiles(config(), 21) == [0.3] * 5 + [0.5] * 5 + [0.7] * 5 + [0.9] * 5 + [1.0]
+    settings, seen = config(), []
+    state = initial_state(settings)
+    for epoch in range(21):
+        _, state, facts = apply_curriculum(groups(0.5, 0.4, 0.3), state, settings, 0, epoch)
+        state = json.loads(json.dumps(state))
+        seen.append(facts["curriculum_percentile"])
+    assert seen == [0.3] * 5 + [0.5] * 5 + [0.7] * 5 + [0.9] * 5 + [1.0]
 
 
 def test_an_epoch_that_selects_nothing_does_not_count_as_trained():
@@ -87,9 +87,8 @@ def test_groups_whose_rewards_hardly_differ_are_left_out_and_the_exact_differenc
     def pair(name, low, high):
         return [trajectory(low, id=name), trajectory(high, id=name)]
 
-    settings = config(initial_percentile=1.0, min_reward_diff=0.2)
     near, exact, wide = pair("near", 0.1, 0.25), pair("exact", 0.1, 0.3), pair("wide", 0.0, 1.0)
-    found, _, facts = apply_curriculum([near, exact, wide], initial_state(settings), settings, 0, 0)
+    found, _, facts = applied([near, exact, wide], initial_percentile=1.0, min_reward_diff=0.2)
     assert selected(found) == ["wide", "exact"]
     assert facts["curriculum_flat_groups"] == 1
 
@@ -98,19 +97,15 @@ def test_groups_whose_rewards_hardly_differ_are_left_out_and_the_exact_differenc
     ("count", "percentile", "expected"), [(10, 0.3, 3), (3, 0.3, 1), (7, 0.5, 4), (1, 0.3, 1), (10, 1.0, 10)]
 )
 def test_the_share_is_rounded_up_without_float_noise(count, percentile, expected):
-    settings = config(initial_percentile=percentile)
-    found, _, _ = apply_curriculum(
-        groups(*[n / 100 for n in range(count)]), initial_state(settings), settings, 0, 0
-    )
+    found, _, _ = applied(groups(*[n / 100 for n in range(count)]), initial_percentile=percentile)
     assert len(found) == expected
 
 
 def test_a_random_subsample_is_a_share_of_the_valid_groups_and_repeats_by_seed_and_epoch():
-    settings = config(initial_percentile=1.0, random_subsample=0.5)
     many = groups(*[n / 100 for n in range(20)])
 
     def draw(seed, epoch):
-        return selected(apply_curriculum(many, initial_state(settings), settings, seed, epoch)[0])
+        return selected(applied(many, seed, epoch, initial_percentile=1.0, random_subsample=0.5)[0])
 
     assert len(draw(0, 0)) == 10
     assert draw(0, 0) == draw(0, 0)
@@ -119,19 +114,16 @@ def test_a_random_subsample_is_a_share_of_the_valid_groups_and_repeats_by_seed_a
 
 
 def test_a_single_group_is_only_subsampled_by_trajectory_and_the_state_stays():
-    settings = config(random_subsample=0.5)
     one = [trajectory(n / 10, id="a", generation=n) for n in range(10)]
-    found, state, _ = apply_curriculum([one, []], initial_state(settings), settings, 0, 0)
+    found, state, _ = applied([one, []], random_subsample=0.5)
     assert [len(group) for group in found] == [5]
-    assert state == initial_state(settings)
-    whole, _, _ = apply_curriculum([one], initial_state(config()), config(), 0, 0)
-    assert whole == [one]
+    assert state == initial_state(config(random_subsample=0.5))
+    assert applied([one])[0] == [one]
 
 
 def test_a_group_is_judged_by_all_of_its_episodes_where_the_builder_tells_them():
     pair = [trajectory(0.9, id="pair", group_rewards=[0.0, 0.9, 0.1])]
     flat = [trajectory(0.9, id="flat", group_rewards=[0.9, 0.9])]
-    settings = config(initial_percentile=1.0)
-    found, _, facts = apply_curriculum([pair, flat], initial_state(settings), settings, 0, 0)
+    found, _, facts = applied([pair, flat], initial_percentile=1.0)
     assert selected(found) == ["pair"]
     assert facts["curriculum_easiest"] == pytest.approx(1 / 3)

@@ -29,7 +29,7 @@ from etude.core.errors import ConfigError
 from etude.core.evaluation import EvaluationRunOutput
 from tests.cli.projects import scripted_project
 from tests.config.reference import render_reference
-from tests.forked import program
+from tests.forked import programs
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -169,7 +169,7 @@ def make_command(block: Block) -> list[str]:
 
 
 def run(command: list[str], folder: Path, where: str) -> None:
-    path = os.pathsep.join([str(program()), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    path = os.pathsep.join([str(programs()), str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     result = subprocess.run(
         command, cwd=folder, capture_output=True, text=True, env=os.environ | {"PATH": path, "COLUMNS": "110"}
     )
@@ -248,10 +248,6 @@ def test_every_promise_is_shown_by_tests_that_there_are():
             assert not name or name in defined, f"{file} has no {name}"
 
 
-# Names in the pages of the toolkit, of Neural Interactive Proofs and of ART that Etude answers.
-REFERENCE = (ROOT / "tests" / "reference_names.txt").read_text(encoding="utf-8").split()
-
-
 def test_what_type_checkers_see_is_what_there_is():
     tree = ast.parse(Path(etude.__file__).read_text())
     guarded = next(node for node in tree.body if isinstance(node, ast.If))
@@ -270,9 +266,9 @@ def test_an_unknown_name_is_an_attribute_error():
         etude.nothing  # noqa: B018
 
 
-def test_every_name_of_the_pages_is_there():
-    assert len(REFERENCE) == 28
-    assert {*REFERENCE} <= {*etude.__all__}, {*REFERENCE} - {*etude.__all__}
+def test_every_name_of_the_pages_of_the_toolkit_of_neural_interactive_proofs_and_of_art_is_there():
+    names = (ROOT / "tests" / "reference_names.txt").read_text(encoding="utf-8").split()
+    assert len(names) == 28 and {*names} - {*etude.__all__} == set()
 
 
 @pytest.mark.parametrize("interface", [etude.Trainer, etude.TrainerAdapter, etude.TrajectoryBuilder])

@@ -24,7 +24,7 @@ from etude.protocols import Move, find_protocol
 from etude.protocols.branching import FinalAnswer, Play, Question
 from etude.rollout.collector import EpisodeJob
 from etude.store.journal import Journal
-from tests.cli.projects import change, events, process
+from tests.cli.projects import change, events, finished
 from tests.rollout.running import collect, collect_one
 from tests.server.process import ServerProcess
 from tests.support import ScriptedEngine, one_quick, read_summary
@@ -78,20 +78,14 @@ GOALS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("task", GOALS)
 def test_grpo_reaches_the_goal(task, tmp_path):
-    report = demonstrate(task, tmp_path / "demo")
+    arguments = ["--task", task, "--seed", "7", "--out", tmp_path / "demo", "--json"]
+    done = finished("demo", *arguments, folder=tmp_path, timeout=1200)
+    assert done.returncode == 0, done.stderr
+    report = events(done.stdout)[-1]
     most, least, least_greedy = GOALS[task]
     assert rewards(report["before"])["mean"] <= most
     assert rewards(report["after"])["mean"] >= least
     assert rewards(report["greedy"])["mean"] >= least_greedy
-
-
-def demonstrate(task: str, out: Path) -> dict[str, Any]:
-    """The report of a demo, made by the command."""
-    arguments = ["--task", task, "--seed", "7", "--out", out, "--json"]
-    started = process("demo", *arguments, folder=out.parent)
-    output, errors = started.communicate(timeout=1200)
-    assert started.returncode == 0, errors
-    return events(output)[-1]
 
 
 def rewards(evaluation: dict[str, Any]) -> dict[str, float]:
@@ -125,26 +119,18 @@ async def test_what_a_plain_script_asks_is_recorded_with_its_tokens(load, tmp_pa
 # A prover and a verifier
 
 
-async def accuracy(base: ModuleType, name: str, agents: dict[str, float], count: int = 600) -> float:
-    """Of scripted agents in a protocol."""
-    rng = generator(0, "test", name)
-    protocol = find_protocol(name, base.PROTOCOLS[name])
-    right = 0
-    for number, instance in enumerate(base.instances("test", count, rng)):
-        scripted = base.Agents(rng, **agents)
-        tree = await Play(protocol, base.SCENARIO, instance, scripted.ask, key=number).grow()
+@pytest.mark.parametrize("name", ["adp", *one_quick("nip", "solo_verifier", "debate", "mnip")])
+async def test_careful_agents_reach_the_optimum(load, name):
+    base, optimum = load("prover_verifier", "base"), load("prover_verifier", "task").optimum(name)
+    protocol, rng, right = find_protocol(name, base.PROTOCOLS[name]), generator(0, "test", name), 0
+    for number, instance in enumerate(base.instances("test", 600, rng)):
+        careful = base.Agents(rng, **base.CAREFUL)
+        tree = await Play(protocol, base.SCENARIO, instance, careful.ask, key=number).grow()
         (leaf,) = tree.leaves()
         assert leaf.malformed is None
         right += (leaf.verdict == 1) == bool(tree.truth)
-    return right / count
-
-
-@pytest.mark.parametrize("name", ["adp", *one_quick("nip", "solo_verifier", "debate", "mnip")])
-async def test_careful_agents_reach_the_optimum(load, name):
-    base = load("prover_verifier", "base")
-    optimum, found = load("prover_verifier", "task").optimum(name), await accuracy(base, name, base.CAREFUL)
     # Where there is nothing to look at they toss a coin: four deviations of 600 tosses are 0.08.
-    assert found == 1.0 if optimum == 1.0 else abs(found - optimum) < 0.08
+    assert right == 600 if optimum == 1.0 else abs(right / 600 - optimum) < 0.08
 
 
 class Honest:
@@ -215,9 +201,8 @@ def trained_at_servers(
             } | at
         adapters = dict.fromkeys(config["trainer_adapters"], adapter)
         change(path, llms=config["llms"], trainer_adapters=adapters, **changes)
-        started = process("train", "config.yml", "--name", "run", folder=project)
-        _, errors = started.communicate(timeout=1200)
-        assert started.returncode == 0, errors
+        done = finished("train", "config.yml", "--name", "run", folder=project, timeout=1200)
+        assert done.returncode == 0, done.stderr
         return read_summary(project / "runs" / "run")
 
 

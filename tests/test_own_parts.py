@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections import Counter
 from datetime import date
 from typing import Any
 
@@ -29,40 +31,24 @@ BUILDERS = {
     "caching": lambda: guide.CachingBuilder(guide.GuideBuilderConfig()),
     "replaying": lambda: guide.ReplayingBuilder(guide.GuideBuilderConfig()),
 }
-TRAINERS = {
-    "epochs": lambda: EpochTrainer(EpochTrainerConfig()),
-    "guide epochs": lambda: guide.GuideEpochs(EpochTrainerConfig()),
-    "guide": lambda: guide.GuideTrainer(guide.GuideTrainerConfig()),
-    "one loop": lambda: guide.OneLoopTrainer(guide.GuideTrainerConfig()),
-    "same epoch": lambda: guide.SameEpochTrainer(guide.GuideTrainerConfig()),
-}
-OTHERS = [name for name in TRAINERS if name != "guide"]
+OTHERS = [name for name in guide.TRAINERS if name != "guide"]
 STALE = {"caching", "replaying"}
 OWN_TRAINERS = ["guide", "one loop", "same epoch"]
 
 
 @pytest.fixture
 def run(tmp_path):
-    made = Run(tmp_path / "run")
-    made.examples = examples(3)
-    return made
+    return Run(tmp_path / "run")
 
 
 def use(run: Run, builder: str, trainer: str | type[guide.GuideTrainer]) -> Run:
     """Parts by name, or a trainer of the test's own."""
     run.builder = BUILDERS[builder]()
     if isinstance(trainer, str):
-        run.make_trainer = TRAINERS[trainer]
+        run.make_trainer = guide.TRAINERS[trainer]
     else:
         run.make_trainer = lambda: trainer(guide.GuideTrainerConfig())
     return run
-
-
-def requests_by_version(run: Run) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for version, request in run.engine.answered:
-        found.setdefault(version, []).append(request.key)
-    return found
 
 
 @pytest.mark.parametrize(
@@ -88,7 +74,7 @@ async def test_every_combination_trains_on_fresh_episodes_or_is_refused(
         keys = [request.key for request in run.engine.requests]
         assert len(keys) == len(set(keys)) == 3 * 4 * len(run.examples)
     if adapter == "versions":
-        assert [len(keys) for keys in requests_by_version(run).values()] == [12, 12, 12]
+        assert Counter(version for version, _ in run.engine.answered) == {0: 12, 1: 12, 2: 12}
         assert run.engine.version == 3
 
 
@@ -123,7 +109,6 @@ async def test_an_own_trainer_that_is_stopped_is_resumed_to_the_same_end(
 ):
     (tmp_path / "other").mkdir()
     whole = use(Run(tmp_path / "other" / "run"), builder, trainer)
-    whole.examples = run.examples
     await whole.start(num_epochs=3)
     use(run, builder, trainer)
     if place == "following":
@@ -131,7 +116,8 @@ async def test_an_own_trainer_that_is_stopped_is_resumed_to_the_same_end(
     elif place == "submitting":
         run.adapter.after_submit = lambda name: interrupt(name) if name == "run-epoch-2" else None
     elif place == "collecting":
-        run.watcher.episode_finished = stop_after(17)
+        finished = itertools.count(1)
+        run.watcher.episode_finished = lambda record: interrupt(record) if next(finished) == 17 else None
     else:
         run.report = lambda history, folder, final: interrupt(folder) if final else None
     with pytest.raises(Interrupted):
@@ -166,17 +152,6 @@ async def test_a_run_that_is_stopped_when_an_epoch_is_recorded_does_not_make_its
     assert (again.engine.version, len(again.statuses)) == (2, 2)
 
 
-def stop_after(count: int) -> Any:
-    seen = []
-
-    def episode_finished(episode):
-        seen.append(episode)
-        if len(seen) == count:
-            raise Interrupted
-
-    return episode_finished
-
-
 def training_metrics(run: Run) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (run.path / "training_metrics.jsonl").read_text().splitlines()]
     return [without_times(line) for line in lines]
@@ -191,19 +166,13 @@ async def test_a_trainer_that_keeps_its_components_elsewhere_is_held_to_the_same
             for part in self.parts:
                 await part.initialize(run_config)
 
-        async def run_epoch(self, epoch, run_id):
+        async def run(self, num_epochs):
             builder, adapter = self.parts
             assert isinstance(builder, guide.CachingBuilder) and isinstance(adapter, FakeAdapter)
             builder.config.num_generations = 2
-            await builder.start_run(run_id)
-            return await adapter.submit(await builder.finalize(run_id))
-
-        async def run(self, num_epochs):
-            refs = [await self.run_epoch(0, "x")]
-            return [await self.parts[1].wait_until_complete(ref) for ref in refs]
-
-        async def cleanup(self):
-            pass
+            await builder.start_run("x")
+            ref = await adapter.submit(await builder.finalize("x"))
+            return [await adapter.wait_until_complete(ref)]
 
     use(run, "caching", Elsewhere)
     await run.start(num_epochs=1)
@@ -307,8 +276,7 @@ async def test_validations_of_an_own_trainer_are_recorded_with_the_weights_that_
 
     run.validation = examples(10, "v")
     await use(run, "guide", Validating).start(num_epochs=2)
-    history = json.loads((run.path / "validation_history.json").read_text())
-    entries = history["validations"] if isinstance(history, dict) else history
+    entries = json.loads((run.path / "validation_history.json").read_text())
     assert [entry["epoch"] for entry in entries] == [0, 1, 2]
     again = use(run.restarted(), "guide", Validating)
     await again.start(num_epochs=2)

@@ -47,7 +47,7 @@ def varied(example: etude.Example, output: str) -> float:
     """The share of different letters: even a model that has learnt nothing gets some."""
     return len(set(output)) / 8
 '''
-TRAIN = ("train", "config.yml", "--name", "run", "-o", "storage=null")
+TRAIN = ("train", "config.yml", "--name", "run")
 EVERY = 40
 """Operations from one kill to the next."""
 

@@ -15,17 +15,16 @@ from unittest.mock import AsyncMock
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
 from etude import EvalOutput, EvaluationRunOutput, TrajectoryCollection
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.grpo import Grpo
-from etude.cli.app import app
 from etude.config.load import load_config, resolved_yaml
 from etude.core.errors import ConfigError, TrainingError
 from etude.loop.lifecycle import new_run
 from etude.run import Run
 from etude.verbs import train_in
+from tests.cli.projects import succeed
 from tests.support import ScriptedEngine
 
 EPOCHS, GENERATIONS, EXAMPLES = 3, 4, 10
@@ -90,9 +89,7 @@ async def train(engine: ScriptedEngine, name: str = "guide") -> Run:
 
 
 def etude(*arguments: str) -> str:
-    result = CliRunner().invoke(app, [*arguments, "--output-dir", ".tmp/finetuning/output"])
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return succeed(*arguments, "--output-dir", ".tmp/finetuning/output").stdout
 
 
 async def test_the_guides_components_train_with_its_config_on_other_data_in_every_epoch(guide, server):

@@ -1,7 +1,6 @@
 """Two models trained in one run, to trained weights; by each algorithm, and against earlier versions."""
 
 import importlib
-import json
 from pathlib import Path
 
 import pytest
@@ -23,11 +22,11 @@ from etude.store.journal import Journal
 from etude.store.log import ModelLog, read_histories
 from etude.store.run_folder import RunFolder
 from tests.cli import parts
-from tests.crashing import AgainstPool, killed_and_whole, run_to_end
+from tests.crashing import AgainstPool, run_to_end
 from tests.protocols.games import find_agent
 from tests.rollout.running import collect
 from tests.several import Several, config
-from tests.support import ScriptedEngine, one_quick, without_times
+from tests.support import ScriptedEngine, one_quick
 from tests.training import FakeAdapter, Interrupted, examples
 
 VALIDATED = {"run_configuration": {"validation_dataset": "tests.several:held_out"}}
@@ -39,16 +38,22 @@ def run(tmp_path):
 
 
 def read_history(run, target):
-    with RunFolder.read(run.path) as folder:
-        return read_histories(folder.journal)[target]
+    return read_histories(run.path)[target]
 
 
-async def test_both_models_are_trained_on_one_set_of_episodes(run):
-    outcome = await run.start(config(num_epochs=2))
-    assert run.requests() == {"prover": 3 * 4 * 2, "verifier": 3 * 4 * 2}
+async def test_both_models_are_trained_on_one_set_of_episodes_and_validated_by_one(run):
+    outcome = await run.start(config(num_epochs=2, finetuning=VALIDATED))
+    assert run.requests() == dict.fromkeys(("prover", "verifier"), 3 * 4 * 2 + 3 * 2)
     assert [engine.version for engine in run.engines.values()] == [2, 2]
     names = [f"run-epoch-{epoch}.{model}" for epoch in (1, 2) for model in ("prover", "verifier")]
     assert [job.name for job in outcome.jobs] == names
+    conversations = [request.conversation for request in run.engines["prover"].requests]
+    assert sorted(name for name in conversations if name.startswith("validation")) == [
+        f"validation/{epoch}/v{number}/0" for epoch in (0, 2) for number in range(3)
+    ]
+    for name in ("prover", "verifier"):
+        assert [entry.version.number for entry in read_history(run, name).validations] == [0, 2]
+        assert read_history(run, name).validations[0].metrics["target"] == name
 
 
 async def test_a_run_that_is_killed_before_all_its_models_are_over_is_ended_when_it_is_resumed(
@@ -115,17 +120,6 @@ async def test_a_frozen_model_is_never_trained_and_its_reward_is_reported_all_th
     assert outcome.summary["targets"]["verifier"]["epochs_trained"] == 0
     assert outcome.summary["targets"]["verifier"]["after"]["n"] == 3
     assert run.watcher.warnings == []
-
-
-async def test_one_validation_serves_all(run):
-    await run.start(config(num_epochs=1, finetuning=VALIDATED))
-    conversations = [request.conversation for request in run.engines["prover"].requests]
-    assert sorted(name for name in conversations if name.startswith("validation")) == [
-        f"validation/{epoch}/v{number}/0" for epoch in (0, 1) for number in range(3)
-    ]
-    for name in ("prover", "verifier"):
-        assert [entry.version.number for entry in read_history(run, name).validations] == [0, 1]
-        assert read_history(run, name).validations[0].metrics["target"] == name
 
 
 async def test_targets_may_ask_for_more_of_the_same_episodes(run):
@@ -241,45 +235,12 @@ async def test_malt_answers_every_turn_twice_and_validates_with_plays_that_do_no
 EXAMPLE = Path(__file__).parents[1] / "examples" / "nim"
 
 
-def outcome(folder):
-    """The run's figures, but for times."""
-    lines = (folder / "run" / "training_metrics.jsonl").read_text().splitlines()
-    return [without_times(json.loads(line)) for line in lines], StoredRun(folder / "run").summary
-
-
-def seats(folder):
-    """By episode: the versions of the trained model and of its opponent."""
-    with RunFolder.read(folder / "run") as run:
-        return {
-            episode.id: [call.completion.model_version for call in episode.calls]
-            for episode in iter_episodes(run.journal)
-        }
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-    """Of a run that was killed again and again, and of one that was not."""
-    return killed_and_whole("pool", tmp_path_factory.mktemp("pool"), kills=8)
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("pool") / "whole"
-    run_to_end("pool", folder)
-    return folder
-
-
-@pytest.mark.slow
-def test_killed_anywhere_it_draws_the_same_opponents(folders):
-    killed, whole = folders
-    assert seats(killed) == seats(whole)
-    assert outcome(killed) == outcome(whole)
-
-
-def test_a_pool_has_the_base_and_the_newest_versions_and_validations_the_base(whole):
+def test_a_pool_has_the_base_and_the_newest_versions_and_validations_the_base(tmp_path):
+    run_to_end("pool", tmp_path)
     drawn = {}
-    for episode, (_, opponent) in seats(whole).items():
-        drawn.setdefault("/".join(episode.split("/")[:2]), set()).add(opponent)
+    for episode in StoredRun(tmp_path / "run").episodes:
+        _, opponent = [call.completion.model_version for call in episode.calls]
+        drawn.setdefault("/".join(episode.id.split("/")[:2]), set()).add(opponent)
     assert drawn["train/1"] == {0}
     assert drawn["train/2"] == {0, 1}
     assert drawn["train/4"] == {0, 2, 3}

@@ -12,9 +12,9 @@ from etude.backends.trainer_adapter import EVERY_KIND, Capabilities
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneRunConfig
 from etude.core.errors import JobStillRunning, RequestError, TrainingError
 from etude.core.job import TrainingStatusEnum
-from etude.loop.trainer import EpochTrainer
+from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from tests.support import ScriptedEngine
-from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt
+from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt, version
 
 
 @pytest.fixture
@@ -83,15 +83,9 @@ async def test_a_stuck_job_that_cannot_be_cancelled_is_not_made_a_second_time(ru
     assert (again.engine.version, len(again.statuses)) == (1, 1)
 
 
-def with_version(**changes):
-    def behave(found):
-        return found.model_copy(update={"version": found.version.model_copy(update=changes)})
-
-    return behave
-
-
 async def test_weights_that_have_not_changed_are_an_error(run):
-    run.adapter.behave = with_version(digest="digest-0")
+    same = version(1).model_copy(update={"digest": version(0).digest})
+    run.adapter.behave = lambda found: found.model_copy(update={"version": same})
     with pytest.raises(TrainingError, match="the weights have not changed"):
         await run.start()
 
@@ -213,7 +207,7 @@ async def test_included_groups_are_a_set_in_python_and_a_list_in_the_files(run):
             self._curriculum_state["included_groups"].update({"all"})
             return trajectory_collection
 
-    run.trainer_type = Remembers
+    run.make_trainer = lambda: Remembers(EpochTrainerConfig())
     run.finetuning.curriculum_learning.enabled = True
     await run.start(num_epochs=1)
     trainer = await run.restarted().start(num_epochs=2)

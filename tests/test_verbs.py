@@ -13,78 +13,39 @@ import yaml
 import etude
 from etude.config.load import parse_config
 from etude.core.episode import Example
-from etude.core.errors import CapabilityError, ConfigError, RequestError, StoreError, TrainingError
+from etude.core.errors import ConfigError, RequestError, StoreError, TrainingError
 from etude.core.interfaces import innermost
 from etude.loop.trainer import EpochTrainerConfig
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
-from tests.cli import parts as parts
+from tests.cli.projects import scripted_project
 from tests.forked import Forked
 from tests.support import read_summary
-from tests.training import learning_engine
-
-AGENT = """
-async def play(example, episode):
-    reply = await episode.chat([{"role": "user", "content": example.inputs["question"]}])
-    return reply.text
-
-
-def correct(example, output):
-    return float(output == example.expected)
-"""
-
-
-def make_rows(prefix):
-    return [{"id": f"{prefix}{n}", "question": f"{prefix}{n}?", "answer": "yes"} for n in range(4)]
 
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
+    """The current folder, with a config whose parts need no torch."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tests_finetune_agent.py").write_text(AGENT)
-    for name, prefix in (("train", "t"), ("held_out", "v")):
-        (tmp_path / f"{name}.json").write_text(json.dumps(make_rows(prefix)))
+    monkeypatch.delitem(sys.modules, "agent", raising=False)
+    scripted_project(tmp_path)
     return tmp_path
 
 
-DATA = {
-    "llms": {"policy": {"_type": "tests.cli.parts:scripted", "temperature": 0.5}},
-    "workflow": "tests_finetune_agent:play",
-    "eval": {"general": {"dataset": "train.json"}, "evaluators": {"correct": "tests_finetune_agent:correct"}},
-    "trajectory_builders": {"groups": {"_type": "grpo", "num_generations": 4}},
-    "trainer_adapters": {"backend": {"_type": "tests.cli.parts:counting"}},
-    "finetuning": {
-        "enabled": True,
-        "num_epochs": 2,
-        "run_configuration": {"validation_dataset": "held_out.json"},
-    },
-}
-
-
 def config(**changes):
-    return parse_config(DATA | changes)
+    return yaml.safe_load(Path("config.yml").read_text()) | changes
 
 
 async def test_the_runtime_has_examples_models_and_their_sampling(project):
     with RunFolder.create(project, "run") as run:
-        async with open_runtime(config(), run) as runtime:
-            assert [example.id for example in runtime.examples] == ["t0", "t1", "t2", "t3"]
-            assert [example.id for example in runtime.validation_examples] == ["v0", "v1", "v2", "v3"]
+        async with open_runtime(parse_config(config(llms={"policy": MODEL})), run) as runtime:
+            assert [example.id for example in runtime.examples] == [f"t{number}" for number in range(8)]
+            assert [example.id for example in runtime.validation_examples] == [f"v{n}" for n in range(6)]
             engine = innermost(runtime.engines["policy"])
             await runtime.evaluation.run(runtime.examples, phase="eval")
         assert {request.sampling.temperature for request in engine.requests} == {0.5}
         assert engine.closed
-
-
-async def test_what_the_backend_cannot_do_is_refused_before_anything_is_sampled(project):
-    engine = learning_engine()
-    changes = {
-        "trainer_adapters": {"backend": {"_type": "tests.cli.parts:counting", "methods": ["supervised"]}}
-    }
-    with RunFolder.create(project, "run") as run, pytest.raises(CapabilityError, match="supervised"):
-        await train_in(config(**changes), run, engines={"policy": engine})
-    assert engine.requests == []
 
 
 @pytest.mark.parametrize(
@@ -94,14 +55,14 @@ async def test_what_the_backend_cannot_do_is_refused_before_anything_is_sampled(
 async def test_a_trainer_that_returns_failures_fails(project, status, error):
     changes = {"trainers": {"mine": {"_type": "tests.guide_parts:careless", "status": status}}}
     with RunFolder.create(project, "run") as run, pytest.raises(TrainingError, match=error):
-        await train_in(config(**changes), run)
+        await train_in(parse_config(config(**changes)), run)
 
 
-ROWS = make_rows("t")
+ROWS = [{"id": f"t{n}", "question": f"t{n}?", "answer": "yes"} for n in range(4)]
 HELD_OUT = [Example(f"v{n}", {"question": f"v{n}?"}, "yes") for n in range(4)]
 MODEL = {"_type": "tests.cli.parts:scripted", "temperature": 0.5}
 EVALUATED = {"examples": ROWS, "model": MODEL, "progress": False}
-PARTS = {"examples": ROWS, "model": MODEL, "backend": "tests.cli.parts:counting", "progress": False}
+PARTS = EVALUATED | {"backend": "tests.cli.parts:counting"}
 
 
 def own_parts():
@@ -173,11 +134,10 @@ class Judge:
 
 def test_functions_of_a_module_are_named_in_the_config_and_need_not_be_given_again(project, monkeypatch):
     monkeypatch.syspath_prepend(project)
-    monkeypatch.delitem(sys.modules, "tests_finetune_agent", raising=False)
-    agent = importlib.import_module("tests_finetune_agent")
-    run = etude.train(agent.play, reward=agent.correct, **PARTS | {"examples": "train.json"})
+    agent = importlib.import_module("agent")
+    run = etude.train(agent.play, reward=agent.correct, **PARTS | {"examples": "train.jsonl"})
     stored = yaml.safe_load((run.folder / "config.yml").read_text())
-    assert stored["workflow"]["function"] == "tests_finetune_agent:play"
+    assert stored["workflow"]["function"] == "agent:play"
     assert etude.resume(run.name, epochs=2, progress=False).summary["epochs_trained"] == 2
     assert etude.resume(run, agent=agent.play, epochs=3, progress=False).summary["epochs_trained"] == 3
     with pytest.raises(RequestError, match="agent: the run has another one in its config"):
@@ -185,13 +145,11 @@ def test_functions_of_a_module_are_named_in_the_config_and_need_not_be_given_aga
 
 
 def test_a_whole_config_takes_the_place_of_the_parts(project):
-    path = project / "config.yml"
-    path.write_text(yaml.safe_dump(DATA), encoding="utf-8")
     run = etude.train("config.yml", epochs=1, progress=False, overrides=["finetuning.seed=5"])
     assert run.summary["epochs_trained"] == 1
     assert yaml.safe_load((run.folder / "config.yml").read_text())["finetuning"]["seed"] == 5
-    assert etude.train(DATA, epochs=1, progress=False).summary["epochs_trained"] == 1
-    assert etude.train(config(), progress=False).summary["epochs_trained"] == 2
+    assert etude.train(config(), epochs=1, progress=False).summary["epochs_trained"] == 1
+    assert etude.train(parse_config(config()), progress=False).summary["epochs_trained"] == 2
     with pytest.raises(RequestError, match="reward: a whole config has its own"):
         etude.train("config.yml", reward=own_parts()[1])
 
@@ -281,12 +239,6 @@ def test_rewards_and_tools_of_a_script_are_given_again(project, monkeypatch):
         etude.resume("two", reward=[*rewards, short], **given)
 
 
-def test_one_target_may_be_given_by_its_name(project):
-    play, correct = own_parts()
-    run = etude.train(play, reward=correct, targets="policy", **PARTS)
-    assert run.summary["targets"].keys() == {"policy"}
-
-
 def test_a_trained_version_is_evaluated_in_place_of_the_model(project):
     play, correct = own_parts()
     trained = etude.train(play, reward=correct, epochs=2, name="trained", **PARTS)
@@ -323,7 +275,7 @@ def test_examples_come_from_tables_and_iterables_and_make_their_own_ids(project,
         ({"overrides": "a.b=1"}, "-o a: an override is written"),
         ({"examples": 3}, "a list of dicts or Examples"),
         ({"models": {"policy": "other"}}, "'model' and 'policy' of 'models' are the same setting"),
-        ({"dataset": "train.json"}, "'dataset' and 'examples' are the same setting"),
+        ({"dataset": "train.jsonl"}, "'dataset' and 'examples' are the same setting"),
         ({"model": 3}, "a model is a name, a folder"),
         ({"algorithm": "grop"}, "grop.*did you mean 'grpo'"),
         ({"examples": []}, "an empty list or table"),

@@ -1,4 +1,4 @@
-"""Runs that collect ahead while a job trains, and runs with a warm-up, which survive kill -9 anywhere."""
+"""Runs that collect ahead while a job trains, and runs with a warm-up."""
 
 import asyncio
 import json
@@ -6,7 +6,7 @@ import json
 import pytest
 
 from etude.backends.trainer_adapter import Capabilities
-from etude.config.finetuning import FinetuneConfig, UntilConfig
+from etude.config.finetuning import UntilConfig
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.job import TrainingStatusEnum
 from etude.loop.evaluation import load_version
@@ -15,43 +15,15 @@ from etude.run import Run as StoredRun
 from etude.store.facts import choose_version
 from etude.verbs import train_in
 from tests import guide_parts as guide
-from tests.crashing import killed_and_whole, run_to_end
+from tests.crashing import run_to_end
 from tests.crashing import warm_up_config as config
-from tests.support import one_quick, read_summary, without_times
-from tests.training import FakeAdapter, Interrupted, Run, examples, learning_engine
+from tests.support import one_quick
+from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt, learning_engine
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """One that was killed again and again, and one that was not."""
-    folders = killed_and_whole("warm-up", tmp_path_factory.mktemp("warm-up"), kills=8)
-    return [folder / "run" for folder in folders]
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("warm-up") / "whole"
-    run_to_end("warm-up", folder)
-    return folder / "run"
-
-
-def outcome(run):
-    summary = read_summary(run)
-    summary["warm_up"].pop("seconds")
-    versions = {key: summary.pop(key) for key in ("best_version", "last_version")}
-    metrics = [json.loads(line) for line in (run / "training_metrics.jsonl").read_text().splitlines()]
-    for each in metrics:
-        (each.get("training") or {}).pop("tokens_per_s", None)
-    return summary, [each["digest"] for each in versions.values()], without_times(metrics)
-
-
-@pytest.mark.slow
-def test_killed_anywhere_it_ends_with_the_same_weights_and_figures(runs):
-    killed, whole = map(outcome, runs)
-    assert killed == whole
-
-
-def test_the_base_is_untouched_and_what_imitated_is_a_version(whole):
+def test_the_base_is_untouched_what_imitated_is_a_version_and_training_has_an_optimiser_of_its_own(tmp_path):
+    run_to_end("warm-up", tmp_path)
+    whole = tmp_path / "run"
     run = StoredRun(whole)
     warm_up, before, warm = (run.summary[key] for key in ("warm_up", "before", "warm"))
     assert warm_up["version"] == warm["version"] == choose_version(whole, "warm-up").number >= 2
@@ -65,11 +37,8 @@ def test_the_base_is_untouched_and_what_imitated_is_a_version(whole):
     jobs = [job for job in run.jobs if job.epoch == 0]
     assert [job.version for job in jobs] == [*range(1, warm_up["version"] + 1)]
     assert {job.status for job in jobs} == {"completed"}
-
-
-def test_its_optimiser_and_schedule_begin_anew_with_training(whole):
-    summary = StoredRun(whole).summary
-    last, trained = summary["last_version"]["number"], summary["epochs_trained"]
+    # The optimiser and its schedule begin anew with training.
+    last, trained = run.summary["last_version"]["number"], run.summary["epochs_trained"]
     state = json.loads((whole / "checkpoints" / f"v{last}" / "learner.json").read_text())
     assert state == {"step": trained, "trained": trained}
 
@@ -94,8 +63,7 @@ async def test_any_trainer_has_it_and_it_ends_when_the_reward_is_there(tmp_path,
     run.engine = learning_engine(base=0, step=34)
     run.examples, run.validation = examples(20), examples(40, "v")
     run.finetuning.warm_up = {"transcripts": f"{__name__}:yes", "until": {"reward": 0.5}}
-    if is_own:
-        run.make_trainer = lambda: guide.GuideTrainer(guide.GuideTrainerConfig())
+    run.make_trainer = guide.TRAINERS["guide" if is_own else "epochs"]
     await run.start(num_epochs=1)
     assert run.adapter.submitted == ["run-warm-up-1", "run-warm-up-2", "run-epoch-1"]
     assert StoredRun(run.path).summary["warm_up"]["version"] == 2
@@ -122,10 +90,6 @@ def ahead(tmp_path):
     return found
 
 
-def sampled_from(trainer):
-    return [entry.sampled_from.number for entry in trainer.history.epochs]
-
-
 async def test_a_job_trains_while_the_next_episodes_are_collected(ahead):
     async def while_others_are_collected(status):
         """Ends when the next epoch's episodes are there: never, if they were collected afterwards."""
@@ -137,7 +101,7 @@ async def test_a_job_trains_while_the_next_episodes_are_collected(ahead):
 
     ahead.adapter.behave = while_others_are_collected
     trainer = await ahead.start(num_epochs=3)
-    assert sampled_from(trainer) == [0, 0, 1]
+    assert [entry.sampled_from.number for entry in trainer.history.epochs] == [0, 0, 1]
     assert [entry.version.number for entry in trainer.history.epochs] == [1, 2, 3]
     assert len(ahead.engine.requests) == 3 * OF_AN_EPOCH
 
@@ -162,46 +126,29 @@ async def test_a_job_that_failed_ends_the_run_at_once_and_what_was_collected_is_
             await ahead.start(num_epochs=2)
     again = ahead.restarted()
     trainer = await again.start(num_epochs=2)
-    assert sampled_from(trainer) == [0, 0]
+    assert [entry.sampled_from.number for entry in trainer.history.epochs] == [0, 0]
     assert len(ahead.engine.requests) + len(again.engine.requests) == 2 * OF_AN_EPOCH
 
 
 async def test_going_on_without_it_never_trains_on_what_is_too_old(ahead):
-    await interrupted_at_the_second_submission(ahead)
+    # The first epoch is recorded by the second submission, and the second collected.
+    ahead.adapter.after_submit = lambda name: interrupt(name) if name == "run-epoch-2" else None
+    with pytest.raises(Interrupted):
+        await ahead.start(num_epochs=3)
     again = ahead.restarted()
     again.finetuning = ahead.finetuning.model_copy(update={"collect_ahead": False})
     with pytest.raises(TrainingError, match=r"epoch 2 were not sampled from version 1.*collect_ahead"):
         await again.start(num_epochs=3)
 
 
-async def interrupted_at_the_second_submission(ahead):
-    """The first epoch is recorded by then, and the second collected."""
-    submit = ahead.adapter.submit
-
-    async def once(trajectories):
-        if ahead.adapter.submitted:
-            raise Interrupted
-        return await submit(trajectories)
-
-    ahead.adapter.submit = once
-    with pytest.raises(Interrupted):
-        await ahead.start(num_epochs=3)
-    ahead.adapter.submit = submit
-
-
 @pytest.mark.parametrize(
-    ("capabilities", "settings", "told"),
+    ("capabilities", "told"),
     [
-        (
-            Capabilities(versions=True, samples_while_training=False),
-            {"collect_ahead": True},
-            "may stop the engine while a job trains",
-        ),
-        (Capabilities(), {"collect_ahead": True}, "does not say which weights"),
+        (Capabilities(versions=True, samples_while_training=False), "may stop the engine while a job trains"),
+        (Capabilities(), "does not say which weights"),
     ],
 )
-async def test_a_backend_that_cannot_bound_the_age_is_refused(ahead, tmp_path, capabilities, settings, told):
-    ahead.finetuning = FinetuneConfig(**ahead.finetuning.model_dump() | {"collect_ahead": False} | settings)
+async def test_a_backend_that_cannot_bound_the_age_is_refused(ahead, tmp_path, capabilities, told):
     ahead.adapter = FakeAdapter(tmp_path / "backend", capabilities=capabilities)
     with pytest.raises(CapabilityError, match=told):
         await ahead.start()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
+import functools
 import re
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,28 +12,20 @@ import pytest
 import etude
 from etude.config import registry
 from etude.config.builder import Builder
-from etude.config.component import LlmConfig
 from etude.config.load import parse_config
-from etude.config.registry import register_llm
 from etude.core.errors import EtudeError, RequestError
 from etude.core.job import TrainingStatusEnum
 from etude.core.return_checks import WrongReturnError
-from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
+from etude.loop.trainer import EpochTrainerConfig
 from etude.store.log import read_histories
 from tests import guide_parts as guide
+from tests.support import ScriptedEngine
 from tests.training import FakeAdapter, Run, correct, examples, play
-
-TRAINERS = {
-    "epochs": lambda: EpochTrainer(EpochTrainerConfig()),
-    "guide": lambda: guide.GuideTrainer(guide.GuideTrainerConfig()),
-}
 
 
 @pytest.fixture
 def run(tmp_path):
-    made = Run(tmp_path / "run")
-    made.examples = examples(3)
-    return made
+    return Run(tmp_path / "run")
 
 
 def returning(base: type, name: str, value: Any) -> Any:
@@ -45,6 +36,21 @@ def returning(base: type, name: str, value: Any) -> Any:
 
     method.__name__, method.__qualname__ = name, f"Mine.{name}"
     return type("Mine", (base,), {name: method})
+
+
+def plain(base: type, *names: str) -> Any:
+    """A subclass whose methods of those names are `def`: for methods that wait for nothing."""
+
+    def without_waiting(awaited: Any) -> Any:
+        @functools.wraps(awaited)
+        def method(self, *args, **kwargs):
+            with pytest.raises(StopIteration) as returned:
+                awaited(self, *args, **kwargs).send(None)
+            return returned.value.value
+
+        return method
+
+    return type("Mine", (base,), {name: without_waiting(getattr(base, name)) for name in names})
 
 
 def completed(name: str = "x") -> etude.TrainingJobStatus:
@@ -68,7 +74,7 @@ def completed(name: str = "x") -> etude.TrainingJobStatus:
 )
 async def test_of_a_part(run, base, name, value, returned):
     part = returning(base, name, value)
-    run.make_trainer = TRAINERS["guide"]
+    run.make_trainer = guide.TRAINERS["guide"]
     if base is guide.GuideTrainer:
         run.make_trainer = lambda: part(guide.GuideTrainerConfig())
     elif base is guide.GuideBuilder:
@@ -92,7 +98,7 @@ async def test_of_a_part(run, base, name, value, returned):
     ],
 )
 async def test_of_run_epoch_after_it_has_submitted_a_job(run, trainer, said):
-    base = type(TRAINERS[trainer]())
+    base = type(guide.TRAINERS[trainer]())
 
     class Forgetful(base):
         async def run_epoch(self, epoch, run_id):
@@ -104,7 +110,7 @@ async def test_of_run_epoch_after_it_has_submitted_a_job(run, trainer, said):
         await run.start(num_epochs=2)
     assert not any(event.startswith("skipped") for event in run.watcher.events)
     again = run.restarted()
-    again.make_trainer = TRAINERS[trainer]
+    again.make_trainer = guide.TRAINERS[trainer]
     await again.start(num_epochs=2)
     assert [status.status for status in again.statuses] == ["completed"] * 2
 
@@ -121,52 +127,24 @@ async def test_of_a_run_whose_jobs_are_completed_and_that_goes_on_when_it_is_men
     with pytest.raises(WrongReturnError, match=rf"Forgetful\.run {expected}"):
         await run.start(num_epochs=2)
     again = run.restarted()
-    again.make_trainer = TRAINERS["guide"]
+    again.make_trainer = guide.TRAINERS["guide"]
     await again.start(num_epochs=2)
     assert [status.status for status in again.statuses] == ["completed"] * 2
     assert again.adapter.submitted == []
 
 
 async def test_a_plain_def_is_as_good_as_an_async_one(run):
-    """Of every method that returns without waiting for anything."""
-
-    class Builder(guide.GuideBuilder):
-        def start_run(self, run_id, meta=None):
-            runs = [self.run_eval() for _ in range(self.config.num_generations)]
-            self.evaluation_runs[run_id] = [asyncio.ensure_future(each) for each in runs]
-
-        def compute_reward(self, output_item, meta=None):
-            return output_item.score
-
-    class Adapter(guide.GuideAdapter):
-        def is_healthy(self):
-            return True
-
-        def submit(self, trajectories):
-            self.jobs[trajectories.run_id] = trajectories
-            return etude.TrainingJobRef(run_id=trajectories.run_id, backend="guide")
-
-        def wait_until_complete(self, ref, poll_interval=10.0):
-            return self.status(ref)
-
-        def initialize(self, run_config):
-            self.run_config = run_config
-
-        def cleanup(self):
-            self.jobs.clear()
-
-    class Trainer(guide.GuideTrainer):
-        def get_metrics(self, run_id):
-            return {}
-
-        def cleanup(self):
-            """Nothing to free."""
-
-    run.builder, run.adapter = Builder(guide.GuideBuilderConfig()), Adapter(guide.GuideAdapterConfig())
-    run.make_trainer = lambda: Trainer(guide.GuideTrainerConfig())
-    trainer = await run.start(num_epochs=2)
+    builder = plain(guide.GuideBuilder, "start_run", "compute_reward")
+    methods = ("initialize", "is_healthy", "submit", "wait_until_complete", "cleanup")
+    adapter, trainer = (
+        plain(guide.GuideAdapter, *methods),
+        plain(guide.GuideTrainer, "get_metrics", "cleanup"),
+    )
+    run.builder, run.adapter = builder(guide.GuideBuilderConfig()), adapter(guide.GuideAdapterConfig())
+    run.make_trainer = lambda: trainer(guide.GuideTrainerConfig())
+    made = await run.start(num_epochs=2)
     assert [status.status for status in run.statuses] == ["completed"] * 2
-    assert await trainer.get_metrics("x") == {}
+    assert await made.get_metrics("x") == {"epochs": [{"my_figure": 0.5}, {"my_figure": 1.5}]}
 
 
 @pytest.mark.parametrize(
@@ -189,39 +167,13 @@ async def test_what_a_factory_yields_is_a_part(monkeypatch):
             await builder.get_trainer("epochs")
 
 
-class OwnEngineConfig(LlmConfig, name="test_wrong_engine"):
-    """A model of one's own."""
-
-    says: Any = None
-    plain: bool = False
-
-
-class OwnEngine:
-    version = 0
-
-    def __init__(self, config):
-        self.says, self.plain = config.says, config.plain
-
-    def complete(self, request):
-        return self.says if self.plain else self._later()
-
-    async def _later(self):
-        return self.says
-
-    async def close(self):
-        """Nothing to close."""
-
-
-@register_llm(config_type=OwnEngineConfig)
-async def own_engine(config: OwnEngineConfig, builder: Builder) -> AsyncIterator[Any]:
-    yield None if config.says == "none" else OwnEngine(config)
-
-
 @pytest.mark.parametrize(("says", "returned"), [(None, "None"), ("yes", r"a str \('yes'\)")])
-@pytest.mark.parametrize("plain", [False, True])
-def test_of_an_engine(tmp_path, monkeypatch, says, returned, plain):
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_of_an_engine(tmp_path, monkeypatch, says, returned, is_plain):
     monkeypatch.chdir(tmp_path)
-    model = {"_type": "test_wrong_engine", "says": says, "plain": plain}
-    said = rf"test_wrong_returns.py:\d+: OwnEngine.complete returned {returned}.* `Completion` is expected"
+    engine = returning(ScriptedEngine, "complete", says)
+    monkeypatch.setattr("tests.cli.parts.ScriptedEngine", plain(engine, "complete") if is_plain else engine)
+    said = rf"test_wrong_returns.py:\d+: Mine.complete returned {returned}.* `Completion` is expected"
     with pytest.raises(EtudeError, match=said):
-        etude.evaluate(play, reward=correct, examples=examples(2), model=model, progress=False)
+        model = "tests.cli.parts:scripted"
+        etude.evaluate(play, reward=correct, examples=examples(2), model={"_type": model}, progress=False)

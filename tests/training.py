@@ -79,7 +79,6 @@ class FakeAdapter(TrainerAdapter):
         self.submitted: list[str] = []
         self.cancelled: list[str] = []
         self.kept: list[int] = []
-        self.closed = False
         self.after_submit: Callable[[str], None] = lambda name: None
         """Called when a job is there and its submission not yet answered."""
         self.before_status: Callable[[str], None] = lambda name: None
@@ -151,7 +150,7 @@ class FakeAdapter(TrainerAdapter):
             (self.folder / f"{ref.run_id}.json").unlink()
 
     async def cleanup(self) -> None:
-        self.closed = True
+        """Nothing to free."""
 
 
 def version(number: int) -> ModelVersion:
@@ -208,7 +207,6 @@ class Run:
         self.finetuning = FinetuneConfig(enabled=True, reward_function=REWARD, target_model="policy")
         self.evaluator: Callable[..., Any] = correct
         self.workflow: Callable[..., Any] = play
-        self.trainer_type: type[EpochTrainer] = EpochTrainer
         self.make_trainer: Callable[[], Any] | None = None
         """For a trainer that is not an `EpochTrainer` of those settings."""
         # Without the plot: drawing takes longer than everything else in a test.
@@ -217,7 +215,7 @@ class Run:
     def restarted(self) -> Run:
         """The same run in a new process: same folder and backend, new engine, trainer and builder."""
         again = Run(self.path, **self.settings)
-        for name in ("examples", "validation", "finetuning", "evaluator", "workflow", "trainer_type"):
+        for name in ("examples", "validation", "finetuning", "evaluator", "workflow", "make_trainer"):
             setattr(again, name, getattr(self, name))
         return again
 
@@ -225,13 +223,9 @@ class Run:
         folder = (
             RunFolder.open(self.path) if self.path.exists() else RunFolder.create(self.path.parent, "run")
         )
-        trainer = (
-            self.trainer_type(EpochTrainerConfig(**self.settings))
-            if self.make_trainer is None
-            else self.make_trainer()
-        )
+        make_trainer = self.make_trainer or (lambda: EpochTrainer(EpochTrainerConfig(**self.settings)))
         with folder:
-            trainer = RecordedTrainer(trainer, self.builder, self.adapter, self._runtime(folder))
+            trainer = RecordedTrainer(make_trainer(), self.builder, self.adapter, self._runtime(folder))
             try:
                 await trainer.initialize(run_config=self.finetuning)
                 self.statuses = await trainer.run(num_epochs)

@@ -1,9 +1,9 @@
 """Stands in for `vllm serve`, which is too large to be installed for every test.
 
-It speaks vLLM's wire format for what Etude asks of it, and answers with a real model; with `--silent` it has
-none, and starts at once; with `--echo` it has none and answers with one token; with `--slow` it never starts,
-and does not listen to SIGTERM; with `--dying` its engine fails at the first request. `tests/vllm.py` says
-which tests run against both.
+It speaks vLLM's wire format for what Etude asks of it, and answers with a real model; with `--echo` it has
+none, starts at once and answers with one token; with `--slow` it never starts, and does not listen to
+SIGTERM; with `--dying` its engine fails at the first request. `tests/vllm.py` says which tests run against
+both.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("command", choices=["serve"])
     parser.add_argument("model")
-    parser.add_argument("--host")
-    parser.add_argument("--port", type=int)
-    parser.add_argument("--dtype")
-    parser.add_argument("--middleware")
+    for option in ("--host", "--port", "--dtype", "--middleware"):
+        parser.add_argument(option)
     given, others = parser.parse_known_args()
     if "--fail" in others:
         sys.exit("RuntimeError: no room for the KV cache")
     if "--slow" in others:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(600)
-    uvicorn.run(make_app(given.model, set(others)), host=given.host, port=given.port, log_level="warning")
+    uvicorn.run(
+        make_app(given.model, set(others)), host=given.host, port=int(given.port), log_level="warning"
+    )
 
 
 def make_app(source: str, options: set[str]) -> FastAPI:
     asked: list[Any] = []
-    silent, dying = bool({"--silent", "--dying", "--echo"} & options), "--dying" in options
+    silent, dying = bool({"--dying", "--echo"} & options), "--dying" in options
     refused = ""
     app, engines = FastAPI(), {source: None if silent else make_engine(source)}
     hanging = asyncio.Event()

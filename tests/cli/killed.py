@@ -7,13 +7,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from etude.store.log import read_states
 from etude.store.run_folder import CONFIG_STEP, RunFolder
 from tests.cli.projects import change, local_project, process
-from tests.support import kept_in, without_times
+from tests.support import without_times
 
 
 def repeatable_project(folder: Path, base: Path) -> Path:
-    """A project that trains the same each time, keeps all versions, and is backed up beside them."""
+    """A project that trains the same each time, and keeps all versions."""
     config = local_project(folder, base)
     change(
         config,
@@ -21,7 +24,6 @@ def repeatable_project(folder: Path, base: Path) -> Path:
         finetuning__num_epochs=3,
         trainer_adapters__local__lora={"r": 4},
         trainers={"epochs": {"_type": "epochs", "keep_checkpoints": "all"}},
-        storage={"address": f"file://{folder}/storage", "interval": 0.05},
     )
     return folder
 
@@ -46,9 +48,16 @@ def everything(run: Path, *others: str) -> dict[str, Any]:
     """
     with RunFolder.read(run) as opened:
         kept = {
-            key: without_times(value, *others)
-            for key, value in kept_in(opened.journal).items()
-            if not key.startswith("spent/") and key not in (CONFIG_STEP, "run/key")
+            key: value
+            for key, value in opened.journal.scan()
+            if not key.startswith(("record/", "spent/")) and key not in (CONFIG_STEP, "run/key")
         }
-    text = json.dumps(kept).replace(str(run.parent), "RUNS").replace(str(run.parent.parent), "PROJECT")
+        for target, found in read_states(opened.journal).items():
+            state = {name: value for name, value in vars(found).items() if name != "_history"}
+            kept[f"state of {target}"] = TypeAdapter(Any).dump_python(state, mode="json")
+    text = (
+        json.dumps(without_times(kept, *others))
+        .replace(str(run.parent), "RUNS")
+        .replace(str(run.parent.parent), "PROJECT")
+    )
     return dict(json.loads(text))

@@ -15,7 +15,6 @@ from etude.config.finetuning import TrainerAdapterConfig
 from etude.config.registry import register_llm, register_trainer_adapter
 from etude.core.call import ChatRequest, Sampling
 from etude.core.errors import EngineError
-from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
 from tests.support import ScriptedEngine
 from tests.training import FakeAdapter
 
@@ -51,7 +50,6 @@ class CountingConfig(TrainerAdapterConfig, name="counting"):
     """A backend that makes a version for each job."""
 
     methods: list[str] = Field(default=["grpo", "dpo", "supervised"])
-    versions: bool = Field(default=True, description="Whether it says what it has made.")
     lose_jobs: bool = Field(default=False, description="Whether a killed run's jobs are gone.")
 
 
@@ -61,20 +59,7 @@ adapters: dict[str | None, FakeAdapter] = {}
 
 @register_trainer_adapter(config_type=CountingConfig)
 async def counting(config: CountingConfig, builder: Builder) -> AsyncIterator[FakeAdapter]:
-    methods = frozenset(config.methods)
-    capabilities = Capabilities(methods=methods, versions=config.versions)
-    kind = FakeAdapter if config.versions else SilentAdapter
-    adapter = kind(builder.run.path / "backend", lose_jobs=config.lose_jobs, capabilities=capabilities)
+    capabilities = Capabilities(methods=frozenset(config.methods), versions=True)
+    adapter = FakeAdapter(builder.run.path / "backend", lose_jobs=config.lose_jobs, capabilities=capabilities)
     adapters[builder.target] = adapter
     yield adapter
-
-
-class SilentAdapter(FakeAdapter):
-    """Trains, and does not say what it made."""
-
-    async def status(self, ref: TrainingJobRef) -> TrainingJobStatus:
-        status = await super().status(ref)
-        return status.model_copy(update={"version": None, "metadata": {}})
-
-    async def current_version(self) -> ModelVersion | None:  # type: ignore[override]
-        return None

@@ -160,10 +160,12 @@ def process(*arguments: Any, folder: Path, environment: Mapping[str, str] | None
     return Forked([*map(str, arguments)], folder, {**os.environ, **(environment or {})})
 
 
-def finished(*arguments: Any, folder: Path, **options: Any) -> subprocess.CompletedProcess[str]:
+def finished(
+    *arguments: Any, folder: Path, timeout: float = 120, **options: Any
+) -> subprocess.CompletedProcess[str]:
     """A command in a forked process, run to its end."""
     started = process(*arguments, folder=folder, **options)
-    output, errors = started.communicate(timeout=120)
+    output, errors = started.communicate(timeout=timeout)
     return subprocess.CompletedProcess(started.args, started.wait(), output, errors)
 
 

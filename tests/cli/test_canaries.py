@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests import canaries
-from tests.cli.projects import process
 
 SCRIPTED = {
     "llms": {"policy": {"_type": "tests.cli.parts:scripted"}},
@@ -18,52 +16,34 @@ SCRIPTED = {
 }
 
 
-class Typed:
-    """Commands in a project, and their outputs."""
-
-    def __init__(self, project: Any) -> None:
-        self.project = project
-        self.outputs: dict[str, str] = {}
-
-    def __call__(self, *words: str, code: int = 0) -> str:
-        """A command, run to its end."""
-        started = process(*words, folder=self.project.folder, environment=self.project.environment)
-        output, errors = started.communicate(timeout=100)
-        assert started.wait() == code, output + errors
-        self.outputs[" ".join(words)] = output + errors
-        return output + errors
-
-
 def test_a_run_that_goes_wrong_everywhere_tells_no_secret(tmp_path: Path):
     storage = {"storage": f"file://{tmp_path / 'project' / 'backup'}"}
     with canaries.planted(tmp_path / "project", SCRIPTED | storage) as project:
-        typed = Typed(project)
-        shown = typed("train", "config.yml", "--name", "r")
+        shown = project.type("train", "config.yml", "--name", "r")
         assert "**********" in shown
-        typed("resume", "r", "-o", "finetuning.num_epochs=2")
-        typed("runs", "show", "r")
-        typed("runs", "check", "r")
-        typed("evaluate", "config.yml", "--name", "e", "--json")
-        tool = typed("episodes", "show", "train/2/t3/0", "--run", "r")
+        project.type("resume", "r", "-o", "finetuning.num_epochs=2")
+        project.type("runs", "show", "r")
+        project.type("runs", "check", "r")
+        project.type("evaluate", "config.yml", "--name", "e", "--json")
+        tool = project.type("episodes", "show", "train/2/t3/0", "--run", "r")
         assert "the dictionary refused **********" in tool
-        assert "Authorization-Too" in typed("episodes", "show", "train/2/t2/0", "--run", "r")
-        assert canaries.leaks(project, typed.outputs) == []
+        assert "Authorization-Too" in project.type("episodes", "show", "train/2/t2/0", "--run", "r")
         others = canaries.readable_by_others(project.folder / "runs")
         assert [path for path in others if "/backend" not in path] == []  # The test's own adapter.
         assert canaries.readable_by_others(project.folder / "backup") == []
-        wrong = typed("train", "config.yml", "-o", "workflow.function=agent:gone", "--name", "w", code=2)
-        assert canaries.leaks(project, {"wrong": wrong}) == []
+        project.type("train", "config.yml", "-o", "workflow.function=agent:gone", "--name", "w", code=2)
+        assert project.leaks() == []
 
 
 @pytest.mark.slow
 def test_nor_do_processes_of_runners_and_the_commands_that_look_at_a_config(tmp_path: Path):
     isolated = {"eval": {"general": {"isolation": "process", "max_concurrency": 2}}}
     with canaries.planted(tmp_path / "project", SCRIPTED | isolated) as project:
-        typed = Typed(project)
-        typed("train", "config.yml", "--name", "r")
-        typed("check", "config.yml")
-        typed("doctor", "config.yml", code=1)
-        typed("train", "config.yml", "--name", "d", "--debug", "-o", "finetuning.error_budget=0.0", code=1)
-        assert canaries.leaks(project, typed.outputs) == []
+        project.type("train", "config.yml", "--name", "r")
+        project.type("check", "config.yml")
+        project.type("doctor", "config.yml", code=1)
+        failing = ("--debug", "-o", "finetuning.error_budget=0.0")
+        project.type("train", "config.yml", "--name", "d", *failing, code=1)
+        assert project.leaks() == []
         others = canaries.readable_by_others(project.folder / "runs")
         assert [path for path in others if "/backend" not in path] == []

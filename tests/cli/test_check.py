@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from etude.config.load import resolved_yaml
 from tests.cli.projects import change, etude, rows, succeed
+from tests.test_targets import play
 
 
 def checked(*arguments):
@@ -58,20 +62,23 @@ async def maze(config, builder):
 """
 
 
-def test_all_that_an_environment_lacks_is_said_before_anything_is_built(project):
+@pytest.mark.parametrize(
+    ("workflow", "what", "told"),
+    [
+        ("maze:maze", "needs", "walls are not there; pip install walls"),
+        (
+            {"_type": "agent", "prompt": "{question} {qestion}"},
+            "workflow",
+            "workflow.prompt: example 't0' has no input '{qestion}'; inputs: question",
+        ),
+    ],
+)
+def test_what_a_workflow_lacks_is_said_before_anything_is_built(project, workflow, what, told):
     (project / "maze.py").write_text(MAZE)
-    change(project / "config.yml", workflow="maze:maze")
+    change(project / "config.yml", workflow=workflow)
     report, code = checked("config.yml")
     assert code == 2
-    assert details(report, "error") == {"needs": "walls are not there; pip install walls"}
-
-
-def test_a_prompt_names_inputs_that_the_examples_have(project):
-    change(project / "config.yml", workflow={"_type": "agent", "prompt": "{question} {qestion}"})
-    report, code = checked("config.yml")
-    assert code == 2
-    told = "workflow.prompt: example 't0' has no input '{qestion}'; inputs: question"
-    assert details(report, "error") == {"workflow": told}
+    assert details(report, "error") == {what: told}
 
 
 def test_a_storage_is_tried(project):
@@ -131,3 +138,51 @@ def test_a_target_function_that_no_call_has_is_found_by_a_few_episodes(project, 
     report, code = checked("config.yml", "--play", 4)
     assert code == 2 and report["estimate"] is None
     assert f"({name}); functions that called it: '<workflow>'" in details(report, "error")["playing"]
+
+
+# Names of agents in a protocol
+
+
+def write_protocol(**changes: Any) -> str:
+    """The config of two models that play `adp` and are both trained, with keys changed."""
+    validation = {"run_configuration": {"validation_dataset": "tests.test_targets:labelled"}}
+    builder = {"_type": "grpo", "num_generations": 4, "credit": "agent"}
+    path = Path("config.yml")
+    path.write_text(resolved_yaml(play(builder, finetuning=validation)))
+    change(path, **changes)
+    return path.read_text()
+
+
+WRONG = [
+    ("eval__evaluators__verified__agent", "verifer", "agent: verifer", "eval.evaluators.verified.agent"),
+    (
+        "trajectory_builders__mine",
+        {"_type": "malt", "num_responses": {"prover": 2, "verifer": 3}},
+        "verifer: 3",
+        "trajectory_builders.mine.num_responses.verifer",
+    ),
+    ("workflow__widths", {"verifer": [2, 1]}, "verifer:", "workflow.widths.verifer"),
+    ("workflow__policies__verifer", "verifier", "verifer:", "workflow.policies.verifer"),
+    ("finetuning__target_functions", ["*", "verifer"], "- verifer", "finetuning.target_functions.1"),
+]
+
+
+@pytest.mark.usefixtures("project")
+@pytest.mark.parametrize(("key", "value", "words", "path"), WRONG, ids=[path for *_, path in WRONG])
+def test_an_unknown_agent_is_found_before_anything_is_sampled(key, value, words, path):
+    lines = write_protocol(**{key: value}).splitlines()
+    [line] = [number for number, text in enumerate(lines, 1) if words in text]
+    shown = etude("check", "config.yml")
+    assert shown.exit_code == 2
+    output = " ".join((shown.stderr + shown.stdout).split())
+    assert f"config.yml:{line}:" in output
+    assert f"{path}: the workflow has no agent 'verifer'; did you mean 'verifier'?" in output
+
+
+@pytest.mark.usefixtures("project")
+def test_a_target_that_no_agent_samples_from_is_found():
+    write_protocol(workflow__policies={"prover": "verifier", "verifier": "verifier"})
+    shown = etude("check", "config.yml")
+    assert shown.exit_code == 2
+    told = " ".join((shown.stderr + shown.stdout).split())
+    assert "finetuning.targets.prover: no agent samples from 'prover'" in told

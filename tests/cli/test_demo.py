@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -10,36 +11,17 @@ from etude.models.source import packaged_folder
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.preflight.starter import FILES
 from etude.show.metrics_files import render_reward_plot
-from tests.cli.projects import AGENT, etude, events, succeed
+from tests.cli.projects import change, etude, events, local_project, succeed
 from tests.models.test_source import hub_away as hub_away
 
 BASE = """
-import json
-
 from etude.models.tiny import build_policy, build_tokenizer
 
 
 async def build_base(folder, seed, progress):
     folder.mkdir()
-    for name, count in (("train", 4), ("validation", 3)):
-        rows = [{"id": f"{name}-{n}", "question": f"{n}?"} for n in range(count)]
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\\n" for row in rows))
     progress("babbling", 0.25)
     build_policy(build_tokenizer(["0123456789?"]), seed).export(folder / "model")
-"""
-
-CONFIG = """
-llms: {policy: {_type: local, model: base/model, max_tokens: 8}}
-workflow: agent:play
-eval:
-  general: {dataset: base/train.jsonl}
-  evaluators: {varied: agent:varied}
-trajectory_builders: {grpo: {_type: grpo, num_generations: 4}}
-trainer_adapters: {local: {_type: local, learning_rate: 3e-3}}
-finetuning:
-  enabled: true
-  num_epochs: 1
-  run_configuration: {validation_dataset: base/validation.jsonl}
 """
 
 
@@ -53,9 +35,8 @@ def plots(monkeypatch) -> None:
 def small_example(tmp_path, monkeypatch):
     """In the place of the calculator, one that takes seconds. The current folder is empty."""
     source = tmp_path / "examples" / "calculator"
-    source.mkdir(parents=True)
-    for name, text in (("agent.py", AGENT), ("base.py", BASE), ("config.yml", CONFIG)):
-        (source / name).write_text(text)
+    change(local_project(source, Path("base/model")), finetuning__num_epochs=1)
+    (source / "base.py").write_text(BASE)
     monkeypatch.setattr("etude.preflight.demo.examples_folder", lambda: source.parent)
     here = tmp_path / "here"
     here.mkdir()

@@ -12,11 +12,8 @@ from etude import load_run
 from tests.cli.projects import change, etude, succeed
 
 
-@pytest.fixture
-def evaluated(project):
-    """A run with episodes."""
-    assert etude("evaluate", "config.yml", "--name", "e").exit_code == 0
-    return project
+def evaluate(*options):
+    assert etude("evaluate", "config.yml", "--name", "e", *options).exit_code == 0
 
 
 def listed(*words):
@@ -24,7 +21,8 @@ def listed(*words):
     return json.loads(shown.stdout)
 
 
-def test_episodes_are_listed_and_filtered(evaluated):
+def test_episodes_are_listed_and_filtered(project):
+    evaluate()
     everything = listed("e")
     assert everything and all(each["phase"] == "eval" for each in everything)
     right, wrong = listed("e", "reward=1"), listed("e", "--", "-reward=1")
@@ -43,7 +41,8 @@ def test_episodes_are_listed_and_filtered(evaluated):
         (["nothing"], "there is no run"),
     ],
 )
-def test_what_cannot_be_done_is_said(evaluated, words, said):
+def test_what_cannot_be_done_is_said(project, words, said):
+    evaluate()
     shown = etude("episodes", *words)
     assert shown.exit_code == 2 and said in shown.stderr
 
@@ -73,10 +72,6 @@ async def looks_up(example, episode):
 '''
 
 
-def evaluate(*options):
-    assert etude("evaluate", "config.yml", "--name", "e", *options).exit_code == 0
-
-
 def printed(*options):
     shown = succeed("episodes", "show", "eval/v0/0", "--run", "e", *options)
     return shown.stdout.partition("next: ")[0].rstrip("\n") + "\n"
@@ -84,12 +79,6 @@ def printed(*options):
 
 def read(*options):
     return yaml.safe_load(printed(*options))
-
-
-@pytest.fixture
-def game(project):
-    (project / "game.py").write_text(GAME)
-    return project
 
 
 def test_an_episode_reads_from_top_to_bottom(project):
@@ -115,8 +104,9 @@ def test_an_episode_reads_from_top_to_bottom(project):
     )
 
 
-def test_tools_and_events_are_shown_where_they_happened(game):
-    change(game / "config.yml", workflow="game:looks_up")
+def test_tools_and_events_are_shown_where_they_happened(project):
+    (project / "game.py").write_text(GAME)
+    change(project / "config.yml", workflow="game:looks_up")
     evaluate("--greedy")
     shown = read()["turns"]
     assert shown[:2] == [{"note": "begins"}, {"user": "v0?"}]
@@ -141,18 +131,14 @@ def scores_told(*arguments):
     return json.loads(shown.stdout)
 
 
-def test_the_held_out_examples_are_evaluated(project):
-    result = scores_told("config.yml")
+def test_the_held_out_examples_are_evaluated_and_results_are_kept(project):
+    change(project / "config.yml", eval__general__output_dir=str(project / "results"))
+    result = scores_told("config.yml", "--name", "e")
     assert result["examples"] == 6
     assert {item["id"] for item in result["items"]} == {f"v{n}" for n in range(6)}
     scores = result["scores"]["correct"]
     assert scores["low"] <= scores["mean"] <= scores["high"]
     assert (scores["n"], scores["scored"], scores["unscored"]) == (6, 6, 0)
-
-
-def test_results_are_kept(project):
-    change(project / "config.yml", eval__general__output_dir=str(project / "results"))
-    scores_told("config.yml", "--name", "e")
     run = load_run("e")
     assert run.scores["correct"]["n"] == 6
     assert json.loads((project / "results/evaluation.json").read_text()) == run.summary
@@ -160,21 +146,16 @@ def test_results_are_kept(project):
         assert len((folder / "items.jsonl").read_text().splitlines()) == 6
 
 
-def test_a_version_of_a_run_is_evaluated(trained):
+def test_a_version_of_a_run_is_evaluated_and_its_export_does_the_same(trained):
     base, first, best = (scores_told("config.yml", "--model", f"r{wish}") for wish in (":base", ":v1", ""))
     assert (base["model"], first["model"]) == ("r:base", "r:v1")
     assert best["model"] in ("r:v1", "r:v2", "r:base")
     outputs = [[item["output"] for item in result["items"]] for result in (base, first)]
     assert outputs[0] != outputs[1]
-    again = scores_told("config.yml", "--model", "runs/r:v1")
-    assert [item["output"] for item in again["items"]] == outputs[1]
-
-
-def test_an_exported_model_does_what_its_version_does(trained):
-    assert etude("export", "r", "--version", "v2", "--out", "mine").exit_code == 0
-    exported = scores_told("config.yml", "--model", "mine")
-    version = scores_told("config.yml", "--model", "r:v2")
-    assert [item["output"] for item in exported["items"]] == [item["output"] for item in version["items"]]
+    succeed("export", "r", "--version", "v1", "--out", "mine")
+    for model in ("runs/r:v1", "mine"):
+        again = scores_told("config.yml", "--model", model)
+        assert [item["output"] for item in again["items"]] == outputs[1]
 
 
 @pytest.mark.parametrize("named", [False, True])

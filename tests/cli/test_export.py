@@ -5,30 +5,23 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
 import yaml
 
 from tests.cli.projects import change, etude, rows, succeed
-from tests.support import one_quick, read_summary
+from tests.support import read_summary
 
 
-def test_a_model_is_a_folder_that_transformers_loads(trained):
+def test_a_model_is_a_folder_that_transformers_loads_with_the_facts_of_the_run(trained):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    shown = etude("export", "r", "--version", "last", "--out", "mine", "--json")
-    told = json.loads(shown.stdout)
+    told = json.loads(succeed("export", "r", "--version", "last", "--out", "mine", "--json").stdout)
     assert told["version"] == 2
     assert "model.safetensors" in told["files"]
     # A user who may read one of them may read all.
     assert len({file.stat().st_mode for file in Path("mine").iterdir()}) == 1
     assert AutoTokenizer.from_pretrained("mine").chat_template
     assert AutoModelForCausalLM.from_pretrained("mine").config.vocab_size
-
-
-def test_the_model_card_has_the_facts_of_the_run(trained):
-    assert etude("export", "r", "--version", "v2", "--out", "mine").exit_code == 0
-    card = (trained / "mine" / "README.md").read_text()
-    _, front, body = card.split("---", 2)
+    _, front, body = Path("mine/README.md").read_text().split("---", 2)
     assert yaml.safe_load(front)["tags"] == ["etude", "grpo"]
     summary = read_summary(trained / "runs/r")
     for end in ("before", "after"):
@@ -46,8 +39,7 @@ def test_nothing_of_the_users_is_written_over(trained):
     assert etude("export", "r", "--version", "v2", "--out", "other").exit_code == 0
 
 
-@pytest.mark.parametrize("lora", one_quick(True, False))
-def test_the_model_card_names_no_place_of_this_machine(local, tmp_path, lora):
+def test_lora_weights_go_alone_and_no_model_card_names_a_place_of_this_machine(local, tmp_path):
     other = tmp_path.parent / "elsewhere.jsonl"
     other.write_text(rows(6, "v"))
     change(
@@ -58,18 +50,14 @@ def test_the_model_card_names_no_place_of_this_machine(local, tmp_path, lora):
         finetuning__output_dir=str(tmp_path / "here are the runs"),
     )
     succeed("train", "config.yml", "--name", "r")
-    succeed("export", "here are the runs/r", "--out", "out", *(["--lora"] if lora else []))
-    card = (local / "out" / "README.md").read_text()
-    for place in (str(tmp_path), str(tmp_path.parent), str(Path.home()) + "/", "/tmp/"):
-        assert place not in card
-    assert "The base model is base." in card
-
-
-def test_lora_weights_go_alone(trained: Path):
-    succeed("export", "lora", "--version", "v1", "--lora", "--out", "out")
-    files = {file.name for file in Path("out").iterdir()}
+    for out, options in (("whole", []), ("lora", ["--lora"])):
+        succeed("export", "here are the runs/r", "--out", out, *options)
+        card = (local / out / "README.md").read_text()
+        for place in (str(tmp_path), str(tmp_path.parent), str(Path.home()) + "/", "/tmp/"):
+            assert place not in card
+        assert "The base model is base." in card
+    files = {file.name for file in Path("lora").iterdir()}
     assert {"adapter_model.safetensors", "README.md"} <= files
     assert "model.safetensors" not in files
-    assert "/" not in json.loads(Path("out/adapter_config.json").read_text())["base_model_name_or_path"]
-    front = yaml.safe_load(Path("out/README.md").read_text().split("---")[1])
-    assert front["library_name"] == "peft"
+    assert "/" not in json.loads(Path("lora/adapter_config.json").read_text())["base_model_name_or_path"]
+    assert yaml.safe_load(card.split("---")[1])["library_name"] == "peft"

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from tests.cli.projects import change, etude, events, finished, local_project, scripted_project, succeed
-from tests.forked import program
+from tests.forked import programs
 from tests.support import one_quick
 from tests.test_architecture import loaded_after
 
@@ -31,7 +31,7 @@ def last_line(shown: Any) -> str:
 
 def pasted(line: str, folder: Path | None = None) -> str:
     """The output of a line that is pasted into a shell. It must succeed."""
-    environment = {**os.environ, "PATH": os.pathsep.join([str(program()), os.environ["PATH"]])}
+    environment = {**os.environ, "PATH": os.pathsep.join([str(programs()), os.environ["PATH"]])}
     shell = ["bash", "--norc", "-c", line]
     done = subprocess.run(
         shell, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False
@@ -48,9 +48,11 @@ def works(shown: Any) -> str:
 
 def test_after_a_stop(project):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tests.training.FakeAdapter.submit", lambda *args: 1 / 0)
+        patch.setattr("tests.training.FakeAdapter.wait_until_complete", lambda *args, **kwargs: 1 / 0)
         stopped = etude("train", "config.yml", "--name", "r")
     assert stopped.exit_code == 1
+    (job,) = json.loads(etude("jobs", "r", "--json").stdout)
+    assert job["status"] == "interrupted", "nobody follows it"
     for shown in (etude("runs", "show", "r"), etude("jobs", "r"), stopped):
         assert last_line(shown) == "etude resume runs/r"
     works(stopped)
@@ -170,7 +172,7 @@ def test_in_a_pipe_each_row_is_a_line(project, monkeypatch):
 
 def test_the_link_that_is_printed_opens_the_run(project):
     assert etude("evaluate", "config.yml", "--name", "e").exit_code == 0
-    command = [program() / "etude", "view", "e", "--port", "0"]
+    command = [programs() / "etude", "view", "e", "--port", "0"]
     with subprocess.Popen(command, cwd=project, stdout=subprocess.PIPE, text=True) as view:
         link = next(found[0] for line in view.stdout if (found := re.search(r"http\S+", line)))
         with httpx.Client(follow_redirects=True, timeout=60) as browser:

@@ -23,23 +23,13 @@ def server() -> Any:
 def art(project: Path, server: StandIn, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with a config that trains on the server."""
     monkeypatch.setenv("ART_API_KEY", KEY)
+    policy = {"_type": "openai", "model_name": "agent", "base_url": f"{server.url}/v1", "provider": "vllm"}
+    backend = {"base_url": server.url, "name": "agent", "api_key": "${ART_API_KEY}"}
+    training = {"learning_rate": 1e-4, "beta": 0.1}
     change(
         project / "config.yml",
-        llms={
-            "policy": {
-                "_type": "openai",
-                "model_name": "agent",
-                "base_url": f"{server.url}/v1",
-                "provider": "vllm",
-            }
-        },
-        trainer_adapters={
-            "art": {
-                "_type": "openpipe_art",
-                "backend": {"base_url": server.url, "name": "agent", "api_key": "${ART_API_KEY}"},
-                "training": {"learning_rate": 1e-4, "beta": 0.1},
-            }
-        },
+        llms={"policy": policy},
+        trainer_adapters={"art": {"_type": "openpipe_art", "backend": backend, "training": training}},
         finetuning__run_configuration__validation_interval=1,
     )
     return project

@@ -15,9 +15,10 @@ import yaml
 from etude import load_run
 from etude.core.errors import StoreError
 from etude.loop.bookkeeper import Bookkeeper
-from tests.cli.killed import everything, killed_after, repeatable_project
+from tests.cli.killed import everything, killed_after
 from tests.cli.projects import change, etude, events, local_project, rows, succeed
 from tests.support import one_quick, read_summary
+from tests.training import FakeAdapter
 
 
 @pytest.fixture
@@ -150,13 +151,6 @@ def test_a_run_does_not_go_on_from_another_base_model(tmp_path, base, monkeypatc
         )
 
 
-@pytest.fixture
-def deterministic(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    change(repeatable_project(tmp_path, base) / "config.yml", storage=None)
-    return tmp_path
-
-
 def check_kills(folder: Path, kills: int, seed: int) -> None:
     """A run that is killed so many times ends as one that was not, but that it has trained epochs again."""
     arguments = ["train", "config.yml", "--name", "run"]
@@ -245,17 +239,17 @@ def failing(project, monkeypatch):
         finetuning__error_budget=1.0,
         llms__policy__log=str(project / "log"),
     )
-    submit = __import__("tests.training", fromlist=["FakeAdapter"]).FakeAdapter.submit
+    submit = FakeAdapter.submit
 
     async def once(adapter, trajectories):
         if trajectories.run_id.endswith("-2"):
             raise RuntimeError("the backend is away")
         return await submit(adapter, trajectories)
 
-    monkeypatch.setattr("tests.training.FakeAdapter.submit", once)
-    shown = etude("train", "config.yml", "--name", "r")
+    with monkeypatch.context() as patch:
+        patch.setattr(FakeAdapter, "submit", once)
+        shown = etude("train", "config.yml", "--name", "r")
     assert shown.exit_code == 1, shown.stdout
-    monkeypatch.setattr("tests.training.FakeAdapter.submit", submit)
     (project / "judge is away").unlink()
     (project / "train.jsonl").write_text((project / "train.jsonl").read_text().replace("broken", "mended"))
     (project / "played").unlink()

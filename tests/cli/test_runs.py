@@ -43,14 +43,6 @@ def test_runs_side_by_side(project):
     assert "other against short, correct: " in shown and "finetuning.seed" in shown
 
 
-def test_a_job_that_nobody_follows_is_interrupted(project, monkeypatch):
-    monkeypatch.setattr("tests.training.FakeAdapter.wait_until_complete", lambda *args, **kwargs: 1 / 0)
-    assert etude("train", "config.yml", "--name", "r").exit_code == 1
-    (job,) = json.loads(etude("jobs", "r", "--json").stdout)
-    assert job["status"] == "interrupted"
-    assert "next: etude resume runs/r" in etude("jobs", "r").stdout
-
-
 @pytest.fixture
 def two(local, base):
     """A run of two tiny models, both trained."""
@@ -88,33 +80,25 @@ def test_each_model_is_exported_and_evaluated_by_its_name(two):
 UNVALIDATED = ("-o", "finetuning.run_configuration.validation_dataset=null")
 
 
-def trained(*options, name="r"):
-    shown = succeed("train", "config.yml", "--name", name, *options)
-    return shown.stdout
-
-
-def summary(project, name="r"):
-    return read_summary(project / "runs" / name)
+def trained(*options):
+    return succeed("train", "config.yml", "--name", "r", *options).stdout
 
 
 def lines_with(text, word):
     return [line for line in text.splitlines() if line.startswith(word)]
 
 
-def test_a_run_of_one_epoch_without_validation_has_no_after(project):
+def test_a_run_of_one_epoch_without_validation_has_no_after_and_export_says_which_version_it_takes(local):
     shown = trained(*UNVALIDATED, "-o", "finetuning.num_epochs=1")
     (reward,) = lines_with(shown, "reward")
-    assert "n=32" in reward and "training episodes of epoch 1, sampled from v0" in reward
+    assert "n=16" in reward and "training episodes of epoch 1, sampled from v0" in reward
     (missing,) = lines_with(shown, "not measured")
     assert "nothing was measured after the last update of v1" in missing
     assert "finetuning.run_configuration.validation_dataset" in missing
     for text in (shown, etude("runs", "show", "r").stdout):
         assert "best version" not in text and "reward after" not in text
-    assert summary(project)["after"] is summary(project)["best_version"] is None
-
-
-def test_export_says_which_version_it_takes_and_why(local):
-    trained(*UNVALIDATED, "-o", "finetuning.num_epochs=1")
+    summary = read_summary(local / "runs" / "r")
+    assert summary["after"] is summary["best_version"] is None
     shown = succeed("export", "r", "--out", "mine")
     assert "r:v1  (the last version; none was measured after it was trained)" in shown.stdout
     assert "This version was not measured." in (local / "mine" / "README.md").read_text()

@@ -98,28 +98,9 @@ def test_nothing_is_written_over(tmp_path):
     assert not (tmp_path / "config.yml").exists()
 
 
-ALARM = """
-
-class AtEpoch(etude.Alarm):
-    at: int
-
-    def look(self, entry, earlier):
-        if not isinstance(entry, etude.EpochEntry):
-            return None
-        return "this epoch is not to be trusted" if entry.epoch == self.at else ""
-"""
-
-
-def ring(project, action, at=1):
-    """Have a project's run ring an alarm of its own."""
-    agent = project / "agent.py"
-    agent.write_text(agent.read_text() + ALARM)
-    alarm = {"_type": "agent:AtEpoch", "at": at, "action": action}
-    change(project / "config.yml", finetuning__alarms={"mine": alarm})
-
-
 def test_a_run_that_an_alarm_stopped_goes_on_with_the_alarm_off(project):
-    ring(project, "stop")
+    alarm = {"_type": "tests.test_alarms:AtEpochs", "at": [1], "action": "stop"}
+    change(project / "config.yml", finetuning__alarms={"mine": alarm})
     shown = etude("train", "config.yml", "--name", "r")
     assert shown.exit_code == 0
     assert "warning: epoch 1: this epoch is not to be trusted" in shown.stdout

@@ -21,7 +21,7 @@ from etude.rollout.workflow import as_workflow
 from etude.store.journal import Journal
 from tests.clients.drive import MODULES, Feature, Target, encode, load_client
 from tests.clients.model import PLAIN, TRANSCRIPTS, build_model
-from tests.forked import program
+from tests.forked import programs
 from tests.server.process import ServerProcess
 
 ROOT = Path(__file__).parents[2]
@@ -139,7 +139,7 @@ async def _process(
 ) -> tuple[str, list[dict[str, Any]]]:
     search = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     process = await asyncio.create_subprocess_exec(
-        str(program() / "python"),
+        str(programs() / "python"),
         "-m",
         "tests.clients.drive",
         module,

@@ -25,7 +25,7 @@ from etude.models.policy import LoraOptions, Policy
 from etude.models.text_codec import TextCodec
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.models.weights import write_lora_folder
-from tests.forked import ROOT, Forked, program
+from tests.forked import ROOT, Forked, programs
 from tests.models.tiny_models import continuing
 from tests.support import is_alive, until
 from tests.vllm import STAND_IN, choose_command, commands
@@ -53,15 +53,15 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def make_options(folder: Path, command: tuple[str, ...] = STAND_IN) -> VllmOptions:
     """Of a vLLM that answers. The stand-in is forked, so that it starts at once."""
     if command == STAND_IN:
-        command = (str(program() / "python"), *STAND_IN[1:])
+        command = (str(programs() / "python"), *STAND_IN[1:])
     return VllmOptions(
         folder, "float32", command, ("--enforce-eager",), look_seconds=0.1, backoff_seconds=0.1
     )
 
 
 def silent(folder: Path) -> VllmOptions:
-    """Of a stand-in that only lives."""
-    return replace(make_options(folder), arguments=("--silent",))
+    """Of a stand-in without a model."""
+    return replace(make_options(folder), arguments=("--echo",))
 
 
 @asynccontextmanager
@@ -261,7 +261,7 @@ from etude.engines.vllm_process import VllmOptions
 from etude.engines.vllm_process import VllmProcess
 
 async def main():
-    process = VllmProcess(VllmOptions(Path(sys.argv[1]), "float32", tuple(sys.argv[3:]), ("--silent",)))
+    process = VllmProcess(VllmOptions(Path(sys.argv[1]), "float32", tuple(sys.argv[3:]), ("--echo",)))
     await process.start(sys.argv[2])
     print(process.pid, flush=True)
     await asyncio.Event().wait()

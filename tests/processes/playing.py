@@ -19,7 +19,7 @@ from etude.processes import link
 from etude.runtime import Runtime, open_runtime
 from etude.store.episodes import iter_episodes
 from etude.store.run_folder import RunFolder
-from tests.forked import program
+from tests.forked import programs
 
 _LINE = re.compile(r"^\S+:\d+: ")
 
@@ -50,7 +50,7 @@ def fork_runners(set: Callable[..., None] = setattr) -> None:
 
     def forked(module: str, said: str) -> Command:
         command = python_command(module, said)
-        return replace(command, words=(str(program() / "python"), *command.words[1:]))
+        return replace(command, words=(str(programs() / "python"), *command.words[1:]))
 
     set(link, "python_command", forked)
 

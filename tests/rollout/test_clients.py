@@ -15,7 +15,7 @@ from etude.core.episode import Example
 from etude.core.errors import RequestError
 from etude.rollout.collector import EpisodeJob, Limits
 from etude.store.journal import Journal
-from tests.forked import program
+from tests.forked import programs
 from tests.rollout.running import collect, collect_one, jobs
 from tests.support import EchoEngine, ScriptedEngine, is_alive, pass_time, until
 
@@ -133,7 +133,7 @@ async def play(workflow, journal, seconds=3600.0):
 
 def python(code):
     """A program that has imported the official client, which takes a second, before it is started."""
-    return [str(program() / "python"), "-c", code]
+    return [str(programs() / "python"), "-c", code]
 
 
 async def test_a_program_finds_the_model_and_works_in_a_folder_that_goes(journal, monkeypatch):

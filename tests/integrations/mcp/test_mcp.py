@@ -24,7 +24,7 @@ from etude.preflight.check import check_config
 from etude.rollout.collector import EpisodeJob, Limits
 from etude.rollout.recorder import ToolCall
 from etude.store.journal import Journal
-from tests.forked import Forked, program
+from tests.forked import Forked, programs
 from tests.rollout.running import collect, examples, jobs
 from tests.support import ScriptedEngine, is_alive, pass_time, until
 
@@ -71,7 +71,7 @@ async def test_the_tools_of_a_server_are_described_called_and_recorded(journal: 
             return [add, *(message["content"] for message in messages), wrong["content"], secret["content"]]
 
     env = {"SECRET": "${MCP_TEST_SECRET:-sesame}"}
-    [record] = await play(journal, workflow, command=str(program() / "python"), args=[CALCULATOR], env=env)
+    [record] = await play(journal, workflow, command=str(programs() / "python"), args=[CALCULATOR], env=env)
     assert record.failure is None
     add, *sums, wrong, secret = record.output
     assert add["function"]["description"] == "Add two whole numbers."
