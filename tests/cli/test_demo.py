@@ -53,7 +53,7 @@ def test_an_agent_is_made_trained_and_measured_in_a_new_folder(small_example):
     assert shown.stdout.rstrip().splitlines()[-1].startswith("next: etude init my_agent")
     folder = small_example / "demo-calculator-2"
     assert (folder / "runs/training/reward_plot.png").stat().st_size > 1000
-    assert "before training (v0) |" in (folder / "model/README.md").read_text()
+    assert "before training (v0)" in (folder / "model/README.md").read_text()
     assert etude("evaluate", folder / "config.yml", "--model", folder / "model").exit_code == 0
 
 
