@@ -152,6 +152,10 @@ def test_a_whole_config_takes_the_place_of_the_parts(project):
     assert etude.train(parse_config(config()), progress=False).summary["epochs_trained"] == 2
     with pytest.raises(RequestError, match="reward: a whole config has its own"):
         etude.train("config.yml", reward=own_parts()[1])
+    named = config(trainers={"loop": "epochs"})
+    named["finetuning"]["trainer"] = "loop"
+    run = etude.train(named, patience=9, epochs=1, progress=False)
+    assert etude.resume(run, keep_checkpoints=1, epochs=2, progress=False).summary["epochs_trained"] == 2
 
 
 def test_an_evaluation_returns_scores_and_a_row_for_each_episode(project):

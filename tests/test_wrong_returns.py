@@ -156,13 +156,14 @@ def test_an_async_def_of_what_nobody_waits_for_is_refused_where_it_stands(base, 
         returning(base, name, None)
 
 
-async def test_what_a_factory_yields_is_a_part(monkeypatch):
+@pytest.mark.parametrize(("part", "shown"), [(None, "None"), (FakeAdapter, "an ABCMeta")])
+async def test_what_a_factory_yields_is_a_part(monkeypatch, part, shown):
     async def factory(config, builder):
-        yield None
+        yield part
 
     registration = replace(registry.lookup("trainers", "epochs"), factory=factory)
     monkeypatch.setitem(registry._registrations, ("trainers", "epochs"), registration)
-    with pytest.raises(EtudeError, match=r"test_wrong_returns.py:\d+: what builds .* yielded None"):
+    with pytest.raises(EtudeError, match=rf"test_wrong_returns.py:\d+: what builds .* yielded {shown}"):
         async with Builder(parse_config({"workflow": "tests.training:play"})) as builder:
             await builder.get_trainer("epochs")
 

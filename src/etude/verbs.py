@@ -223,7 +223,7 @@ async def resume_async(
     objects = {"agent": agent, "reward": reward, "examples": examples, "validation": validation}
     with RunFolder.open(path) as folder:  # This verifies the journal, from which the config is read.
         request = read_request(folder.journal)
-        changes = [*changes, *as_overrides(settings)]
+        changes = [*changes, *as_overrides(settings, lambda: config_to_resume(path, changes))]
         config = with_python_objects(config_to_resume(path, changes), **objects, tools=tools)
         require_objects(config, folder.path)
         config = _with_trackers(config, report)

@@ -18,13 +18,14 @@ from etude.config.component import ComponentConfig, DatasetConfig
 from etude.config.import_path import user_code, where_defined
 from etude.config.registry import KINDS, Kind, section
 from etude.config.schema import Config
+from etude.core.data_model import name_type
 from etude.core.episode import ToolSet, ToolSource
 from etude.core.errors import EtudeError, RequestError, alternatives
 from etude.core.interfaces import Dataset, Engine, Evaluator, Run
 from etude.core.keys import content_hash
 
-_users: ContextVar[tuple[str, ...]] = ContextVar("users", default=())
-"""The components that are being built here: the last one for the one before it, and so on."""
+_user: ContextVar[str] = ContextVar("user", default="")
+"""The component that is being built here, and that uses what is built for it; empty outside of all."""
 
 
 class Builder:
@@ -49,6 +50,8 @@ class Builder:
         self._exits = contextlib.AsyncExitStack()
         self._components: dict[str, Any] = {f"llms.{name}": each for name, each in (given or {}).items()}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._awaited: defaultdict[str, list[str]] = defaultdict(list)
+        """By the component that is being built, those it waits for."""
 
     async def __aenter__(self) -> Builder:
         await self._exits.__aenter__()
@@ -92,15 +95,27 @@ class Builder:
     async def get_trajectory_builder(self, name: str) -> Any:
         """Return an entry of `trajectory_builders`. Raises ConfigError if the config could not be trained."""
         self.config.check_training()
-        return await self.get("trajectory_builders", name)
+        return await self._get_part("trajectory_builders", name, "TrajectoryBuilder")
 
     async def get_trainer_adapter(self, name: str) -> Any:
         """Return an entry of `trainer_adapters`."""
-        return await self.get("trainer_adapters", name)
+        return await self._get_part("trainer_adapters", name, "TrainerAdapter")
 
     async def get_trainer(self, name: str) -> Any:
         """Return an entry of `trainers`. Its caller binds its builder and adapter."""
-        return await self.get("trainers", name)
+        return await self._get_part("trainers", name, "Trainer")
+
+    async def _get_part(self, kind: Kind, name: str, interface: str) -> Any:
+        """Return a component by name. Raises EtudeError if it lacks the interface, which is known only by
+        name, since it is defined in a higher package."""
+        part = await self.get(kind, name)
+        if any(base.__name__ == interface for base in type(part).__mro__):
+            return part
+        registration = registry.lookup(kind, section(self.config, kind)[name].type_name)
+        raise EtudeError(
+            f"{where_defined(registration.factory)}: what builds {kind}.{name} yielded {name_type(part)}, "
+            f"and an object of a subclass of etude.{interface} is expected"
+        )
 
     async def get_workflow(self) -> Any:
         """Return the agent, an `etude.rollout.workflow.Workflow`. Raises RequestError if there is none."""
@@ -133,20 +148,33 @@ class Builder:
         return dataset
 
     async def _build_once(self, kind: Kind, name: str, config: ComponentConfig) -> Any:
-        """Return a component, built once, also for concurrent callers. Raises RequestError if it is needed to
-        build itself."""
-        key, users = f"{kind}.{name}", _users.get()
-        if key in users:
-            circle = " -> ".join((*users[users.index(key) :], key))
+        """Return a component, and build it if it is not built yet. Concurrent callers wait for it.
+
+        Raises RequestError if it waits for the component that needs it, directly or not.
+        """
+        key, user = f"{kind}.{name}", _user.get()
+        if path := self._waiting_path(key, user):
+            circle = " -> ".join((*path, key))
             raise RequestError(f"components depend on each other in a circle: {circle}")
-        async with self._locks[key]:
-            if key not in self._components:
-                token = _users.set((*users, key))
-                try:
-                    self._components[key] = await self._build(key, kind, config)
-                finally:
-                    _users.reset(token)
+        self._awaited[user].append(key)
+        try:
+            async with self._locks[key]:
+                if key not in self._components:
+                    token = _user.set(key)
+                    try:
+                        self._components[key] = await self._build(key, kind, config)
+                    finally:
+                        _user.reset(token)
+        finally:
+            self._awaited[user].remove(key)
         return self._components[key]
+
+    def _waiting_path(self, waiting: str, awaited: str) -> list[str]:
+        """Return the components through which one waits for another, both included; empty if it does not."""
+        if waiting == awaited:
+            return [awaited]
+        paths = (self._waiting_path(each, awaited) for each in self._awaited[waiting])
+        return next(([waiting, *path] for path in paths if path), [])
 
     async def _build(self, key: str, kind: Kind, config: ComponentConfig) -> Any:
         registration = registry.lookup(kind, config.type_name)

@@ -104,11 +104,17 @@ def by_path(settings: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
     return placed
 
 
-def as_overrides(settings: Mapping[str, Any]) -> list[str]:
-    """Return the settings as overrides of a whole config. Raises RequestError for an unknown setting."""
+def as_overrides(settings: Mapping[str, Any], config: Callable[[], Config] | None = None) -> list[str]:
+    """Return the settings as overrides of a whole config. Raises RequestError for an unknown setting.
+
+    `config` returns it, if its trainer may have another name than `epochs`.
+    """
+    placed = by_path(settings)
+    if config is not None and any(path[0] == "trainers" for path, _ in placed):
+        trainer = str(config().finetuning.trainer)
+        placed = [((path[0], trainer, *path[2:]) if path[0] == "trainers" else path, v) for path, v in placed]
     return [
-        f"{join_path(path)}={json.dumps(value, default=str, ensure_ascii=False)}"
-        for path, value in by_path(settings)
+        f"{join_path(path)}={json.dumps(value, default=str, ensure_ascii=False)}" for path, value in placed
     ]
 
 
@@ -130,7 +136,7 @@ def build_config(
     """Return the config of an agent with its parts, or the whole config given instead of an agent."""
     if is_config(agent):
         refuse(parts)
-        return load(agent, [*overrides, *as_overrides(settings)])
+        return load(agent, [*overrides, *as_overrides(settings, lambda: load(agent, overrides))])
     if isinstance(agent, Protocol):
         if parts["scenario"] is None:
             raise RequestError("a protocol is played on a task: give its scenario")
@@ -364,6 +370,10 @@ def dataset_config(examples: Any) -> DatasetConfig | dict[str, Any] | str:
         return str(examples)
     if callable(getattr(examples, "to_dict", None)) and hasattr(examples, "columns"):
         # A data frame of polars or pandas.
+        if len({*examples.columns}) < len(examples.columns):
+            raise RequestError(
+                f"examples: two columns have the same name: {', '.join(map(str, examples.columns))}"
+            )
         examples = examples.to_dicts() if hasattr(examples, "to_dicts") else examples.to_dict("records")
     if not isinstance(examples, Iterable):
         raise RequestError(f"examples are a list of dicts or Examples, or a file; found {examples!r:.80}")
