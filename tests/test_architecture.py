@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_677,
+    "lines of source": 54_684,
     "modules": 251,
-    "lines of tests": 44_521,
+    "lines of tests": 44_520,
     "benchmark files": 12,
     "config keys": 306,
 }

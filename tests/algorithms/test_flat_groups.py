@@ -128,7 +128,7 @@ async def test_the_kl_counts_once_the_policy_has_moved_and_is_nothing_to_compare
     trainer = await run.start(num_epochs=2)
     first, second = trainer.history.epochs
     assert first.metrics["reward_groups"]["flat"] == 0
-    assert second.status is not None and second.metrics["filtered_trajectories"] == 20
+    assert second.is_trained and second.metrics["filtered_trajectories"] == 20
     assert (second.metrics["replacements"], second.metrics["reward_groups"]) == (
         2,
         {"compared": 5, "flat": 5},

@@ -15,7 +15,6 @@ from etude.config.finetuning import FinetuneConfig
 from etude.config.load import parse_config
 from etude.core.conversion import to_sample
 from etude.core.errors import CapabilityError, ConfigError, RequestError
-from etude.store.log import read_histories
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
 from tests.backends.lm_stand_in import LmStandIn
@@ -44,8 +43,8 @@ async def trained(project, name, algorithm, **options):
     """The digest of what one epoch makes, and the metrics of its job."""
     with RunFolder.create(project / "runs", name) as run:
         outcome = await train_in(config(algorithm, **options), run)
-    (row,) = read_histories(outcome.folder)[None].epochs
-    return outcome.model.chosen.version.digest, row.status.metadata["metrics"]
+    (job,) = outcome.jobs
+    return outcome.model.chosen.version.digest, job.metrics
 
 
 PLAIN = "plain_gradient:PlainGradient"

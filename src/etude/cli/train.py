@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from etude.cli import hints
 from etude.cli.command import (
@@ -119,13 +119,20 @@ def resume(
             if run is None:
                 say(f"resuming {path.name}")
             for key, (before, after) in changed.items():
-                say_wrapped(f"{key}: {before} → {after}")
+                say_wrapped(f"{key}: {_shown(before)} → {_shown(after)}")
         if retry_failed and not _mark_failures_for_retry(folder, as_json):
             return
         if request is None:
             train_and_show(settings, folder, as_json=as_json)
             return
         evaluate_and_show(settings, folder, request, as_json=as_json)
+
+
+def _shown(value: Any) -> Any:
+    """Return a setting for display: a block becomes a list of its keys and values."""
+    if not isinstance(value, dict):
+        return value
+    return ", ".join(f"{key} {item}" for key, item in value.items() if item is not None) or "none"
 
 
 def _restore_run(address: str, output_dir: Path, changes: list[str], as_json: bool) -> Path:
