@@ -1,7 +1,7 @@
 """Whether a real model learns tasks that nobody made for it, and how soon beside TRL: three seeds.
 
 Each task (learning_task.py) is trained by `etude.train` with GRPO and LoRA weights, and measured before and
-after on held-out examples at temperature 1. With `--trl` the questions of reasoning-gym's are trained by TRL
+after on held-out examples at temperature 1. With `--trl` one of them, `unaided_reversal`, is trained by TRL
 too. Each training has a process of its own, one after the other.
 
 Equal on both sides, read from one config: base model and its dtype, LoRA weights (rank, alpha, layers), one
@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import Any
 
 from common import print_json, print_table, progress, silent
-from learning_task import REVERSAL, TASKS, Clock, Course
+from learning_task import REVERSAL, TASKS, UNAIDED, Clock, Course, train_imitator
 
 import etude
 from etude.core.interfaces import Progress
@@ -50,6 +50,7 @@ from etude.core.stats import Estimate, estimate, estimate_difference, t95
 from etude.models.source import PACKAGED
 
 ETUDE, TRL = SIDES = ("etude", "trl")
+IMITATOR = "imitator"
 WAY = 0.9
 """The target is so much of the way from the reward before training to the better side's at its end."""
 
@@ -172,18 +173,23 @@ def load_series(side: str, course: Course, note: Callable[[str], None]) -> Serie
     file = course.folder / f"{course.task}-{course.seed}-{side}.json"
     if not file.is_file():
         note(f"{course.task}, seed {course.seed}, {side}")
-        given = ["--side", side, "--tasks", course.task, "--seeds", str(course.seed)]
-        given += ["--steps", str(course.steps), "--model", course.model, "--dtype", course.dtype]
-        given += ["--out", str(course.folder)]
-        command = [sys.executable, __file__, *given, "--began", str(time.time())]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, stdout=sys.stderr, check=False, env=environment)
-        if done.returncode:
-            raise SystemExit(f"{file.stem} ended with exit code {done.returncode}")
+        train_apart(side, course)
     found = json.loads(file.read_text(encoding="utf-8"))
     if found["asked"] != asdict(course) | {"folder": None}:
         raise SystemExit(f"{file} is of another training: remove it, or name another folder with --out")
     return Series(course.seed, side, [Point(**point) for point in found["points"]])
+
+
+def train_apart(side: str, course: Course) -> None:
+    """Train in another process, with one thread. Raises SystemExit when that fails."""
+    given = ["--side", side, "--tasks", course.task, "--seeds", str(course.seed)]
+    given += ["--steps", str(course.steps), "--model", course.model, "--dtype", course.dtype]
+    given += ["--out", str(course.folder)]
+    command = [sys.executable, __file__, *given, "--began", str(time.time())]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, stdout=sys.stderr, check=False, env=environment)
+    if done.returncode:
+        raise SystemExit(f"{course.task}, seed {course.seed}, {side} ended with exit code {done.returncode}")
 
 
 def versions() -> dict[str, str]:
@@ -323,12 +329,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
     parser.add_argument("--tasks", nargs="+", choices=TASKS, help="all by default")
     parser.add_argument("--seeds", type=int, nargs="+", help="0, 1 and 2 by default")
-    parser.add_argument("--trl", action="store_true", help=f"train {REVERSAL} by TRL too")
+    parser.add_argument("--trl", action="store_true", help=f"train {UNAIDED} by TRL too")
     parser.add_argument("--model", default=PACKAGED, help=f"{PACKAGED} by default")
     parser.add_argument("--dtype", default="auto", help="of the policy; Etude's choice by default")
     parser.add_argument("--steps", type=int, help="optimiser steps; the task's by default")
     parser.add_argument("--out", type=Path, help="keep what is measured here, and go on with what is there")
-    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--side", choices=(*SIDES, IMITATOR), help=argparse.SUPPRESS)
     parser.add_argument("--began", type=float, default=time.time(), help=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     names = given.tasks or ([REVERSAL] if given.quick else [*TASKS])
@@ -350,14 +356,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         }
         if given.side:
             ((course,),) = courses.values()
+            if given.side == IMITATOR:
+                train_imitator(course)
+                return
             measure(given.side, course, out / f"{course.task}-{course.seed}-{given.side}.json", given.began)
             return
         note = silent if given.json else progress
+        for course in courses.get(UNAIDED, [])[:1]:
+            if not course.imitator.is_dir():
+                note(f"{UNAIDED}: the weights to begin with")
+                train_apart(IMITATOR, replace(course, seed=0))
+            courses[UNAIDED] = [replace(one, model=str(course.imitator)) for one in courses[UNAIDED]]
         tasks = {name: [load_series(ETUDE, one, note) for one in own] for name, own in courses.items()}
-        theirs = courses.get(REVERSAL, []) if given.trl else []
+        theirs = courses.get(UNAIDED, []) if given.trl else []
         pairs = [
             Pair(own, load_series(TRL, one, note))
-            for own, one in zip(tasks.get(REVERSAL, []), theirs, strict=False)
+            for own, one in zip(tasks.get(UNAIDED, []), theirs, strict=False)
         ]
     if given.json:
         found = {"model": given.model, "tasks": {name: task_as_json(own) for name, own in tasks.items()}}

@@ -32,7 +32,9 @@ from etude.store.run_folder import RunFolder
 TRAINED_ON, HELD_OUT = 1024, 256
 """Examples; every model is measured on the latter."""
 REVERSAL = "word_sequence_reversal"
-"""The task of reasoning-gym's that both sides train on."""
+"""A task of reasoning-gym's."""
+UNAIDED = "unaided_reversal"
+"""The same, from weights that imitated right answers and need no examples. Both sides train on it."""
 EXAMPLES = Path(__file__).parents[1] / "examples" / "environments"
 
 
@@ -73,6 +75,20 @@ TASKS = {
         ),
         "right_order",
         steps=20,
+        parts=5,
+        max_tokens=16,
+        prompts=8,
+        needs="reasoning_gym",
+    ),
+    UNAIDED: Task(
+        asked_config(
+            "unaided_reversal",
+            "right_order",
+            questions("train", TRAINED_ON),
+            questions("validation", HELD_OUT),
+        ),
+        "right_order",
+        steps=10,
         parts=5,
         max_tokens=16,
         prompts=8,
@@ -126,6 +142,11 @@ class Course:
     dtype: str = "auto"
 
     @property
+    def imitator(self) -> Path:
+        """The folder of the weights that UNAIDED begins with."""
+        return self.folder / "imitator"
+
+    @property
     def given(self) -> Task:
         """Its task."""
         return TASKS[self.task]
@@ -138,7 +159,7 @@ class Course:
         policy |= {"max_tokens": self.given.max_tokens}
         grpo = {"_type": "grpo", "num_generations": 8, "examples_per_epoch": self.given.prompts}
         # TRL divides by the tokens of groups without an advantage too.
-        grpo |= {"drop_flat_groups": False} if self.task == REVERSAL else {"cut_off_penalty": 1}
+        grpo |= {"drop_flat_groups": False} if self.task in (REVERSAL, UNAIDED) else {"cut_off_penalty": 1}
         measured = own.get("eval", {})
         return {
             **own,
@@ -222,6 +243,32 @@ def reversal_messages(question: str) -> list[Message]:
 async def reversal(example: etude.Example, episode: etude.Episode) -> str:
     """Three words in reverse order."""
     return (await episode.chat(reversal_messages(example.inputs["question"]))).text
+
+
+@etude.workflow
+async def unaided_reversal(example: etude.Example, episode: etude.Episode) -> str:
+    """The same, with nothing before the question."""
+    return (await episode.chat(asked({}, example.inputs["question"]))).text
+
+
+def right_answers(examples: Sequence[etude.Example], seed: int) -> Iterator[list[Message]]:
+    """The questions with their answers, to imitate."""
+    for example in examples:
+        yield [
+            *asked({}, example.inputs["question"]),
+            {"role": "assistant", "content": str(example.expected)},
+        ]
+
+
+def train_imitator(course: Course) -> None:
+    """Write a model that imitated right answers for a few steps to `course.imitator`."""
+    data = course.data
+    data["finetuning"]["num_epochs"] = 1
+    warm_up = {"transcripts": "learning_task:right_answers", "steps": 5, "batch_size": 16}
+    data["finetuning"]["warm_up"] = {**warm_up, "learning_rate": 5e-4}
+    del data["finetuning"]["run_configuration"]["validation_dataset"]
+    run = etude.train(data, name="imitation", progress=False)
+    run.version("v1").export(course.imitator)
 
 
 @etude.evaluator

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from learning_task import Clock, Course, reversal_messages, right_order
+from learning_task import Clock, Course, asked, right_order
 
 import etude
 from etude.core.episode import Example
@@ -90,7 +90,7 @@ def reward(completions: Sequence[Any], example: Sequence[dict[str, Any]], **_: A
 
 def rows(examples: Sequence[Example]) -> Any:
     """The examples as TRL takes them."""
-    prompts = [reversal_messages(one.inputs["question"]) for one in examples]
+    prompts = [asked({}, one.inputs["question"]) for one in examples]
     given = [{"id": one.id, "inputs": one.inputs, "expected": one.expected} for one in examples]
     return datasets.Dataset.from_dict({"prompt": prompts, "example": given})
 
