@@ -1,4 +1,4 @@
-"""The architectures of transformers that are tried, tiny: for tests, and for docs/architectures.md.
+"""The architectures of transformers that are tried, tiny: for tests, and for docs/models.md.
 
 `python -m tests.models.architectures` writes that page.
 """
@@ -19,7 +19,7 @@ from etude.models.architecture import layer_kinds, model_class
 from etude.models.policy import LoraOptions, Policy
 from tests.models.tiny_models import family, loud, tiny_sizes, tokenizer
 
-PAGE = Path(__file__).parents[2] / "docs" / "architectures.md"
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 HEAD: dict[str, Any] = {"head_dim": 8}
 WINDOW: dict[str, Any] = {"sliding_window": 6}

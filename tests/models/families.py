@@ -1,7 +1,7 @@
 """Model families as they are: the chat templates of TRL's package, and tokenizers built tiny for them.
 
 A template is tried on tool calls with all kinds of values, and on conversations of every shape. Run as
-a module it writes docs/families.md.
+a module it writes the families of docs/models.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from etude.models.template import ChatTemplate
 
 TRL_VERSION = "1.16.0"
 """Whose chat templates the table is made from."""
-PAGE = Path(__file__).parents[2] / "docs" / "families.md"
+PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 
 MISTRAL_V13 = (
     "{{ bos_token }}{% if tools %}[AVAILABLE_TOOLS]{{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
@@ -375,7 +375,7 @@ def render() -> str:
     """The page, with its table made anew."""
     heads = ["chat template", "tool calls", "thinking", "extends"]
     lines = ["| " + " | ".join(cells) + " |" for cells in (heads, ["---"] * len(heads), *map(row, FAMILIES))]
-    return PAGE.read_text(encoding="utf-8").partition("| ")[0] + "\n".join(lines) + "\n"
+    return PAGE.read_text(encoding="utf-8").partition("| chat template")[0] + "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

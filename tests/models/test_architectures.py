@@ -140,8 +140,8 @@ def assert_merged(of: Policy) -> None:
 
 
 def test_every_row_of_the_page_is_one_of_these():
-    lines = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
-    assert len(lines) == len(ARCHITECTURES) + 1
+    page = PAGE.read_text(encoding="utf-8").partition("## Families")[0]
+    assert sum(line.startswith("| ") for line in page.splitlines()) == len(ARCHITECTURES) + 1
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -50,7 +50,7 @@ def test_a_line_of_the_docs_table_says_what_is_found(name):
         pytest.skip(f"the table is made from TRL {families.TRL_VERSION}")
     line = "| " + " | ".join(families.row(name)) + " |\n"
     page = families.PAGE.read_text(encoding="utf-8")
-    assert line in page, "docs/families.md is out of date; type: make docs"
+    assert line in page, "docs/models.md is out of date; type: make docs"
     assert f"TRL {families.TRL_VERSION}" in page and ", ".join(VALUES) in page
 
 

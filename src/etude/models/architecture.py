@@ -39,7 +39,7 @@ def model_class(config: Any) -> Any:
             return kind
     raise ValueError(
         f"models of the type '{config.model_type}' do not continue a text token by token; take a causal "
-        "language model, of a type that docs/architectures.md lists"
+        "language model, of a type that docs/models.md lists"
     )
 
 
