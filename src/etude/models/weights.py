@@ -61,12 +61,12 @@ def load_model(config: Any, location: str, **options: Any) -> Any:
     A GGUF file is dequantised. Raises ValueError that names weights that are missing, unused, of another
     shape, or different though the config ties them. Raises other errors as `transformers` does.
     """
-    from transformers import GgufConfig
+    import transformers
 
     silence_transformers()
     is_gguf = "gguf_file" in options
-    if is_gguf:
-        options["quantization_config"] = GgufConfig(dequantize=True)
+    if is_gguf and (kind := getattr(transformers, "GgufConfig", None)):  # Older ones always dequantise.
+        options["quantization_config"] = kind(dequantize=True)
     try:
         # The GGUF reader's progress bar has no switch.
         with redirect_stderr(io.StringIO()) if is_gguf else nullcontext():
