@@ -268,14 +268,14 @@ def test_public_methods_have_docstrings():
 
 
 def test_docstrings_say_the_thing_itself():
-    """They begin with no "What", send the reader nowhere else, and have none of the worst words."""
-    folders = (ROOT / name for name in ("src", "tests", "benchmarks", "examples"))
+    """They begin with no "What", send the reader nowhere else. Nothing has the worst turns of phrase."""
+    folders = (ROOT / name for name in ("src", "tests", "benchmarks", "examples", "docs"))
+    bad = r'^\s*r?"""(What|See)\b|[Ww]hoev[e]r|of its[e]lf|gone on wit[h]|that of thos[e]|at most so man[y]'
     check(
         f"{path.relative_to(ROOT)}:{number}"
-        for folder in folders
-        for path in folder.rglob("*.py")
+        for path in [*ROOT.glob("*.md"), *(each for folder in folders for each in folder.rglob("*.[pm][yd]"))]
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
-        if re.search(r'^\s*r?"""(What|See)\b|[Ww]hoev[e]r|of its[e]lf|gone on wit[h]', line)
+        if re.search(bad, line)
     )
 
 
