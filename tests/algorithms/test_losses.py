@@ -12,6 +12,7 @@ from etude.algorithms.grpo import Grpo
 from etude.core.call import Sampling
 from etude.core.sample import Turn
 from etude.learner.learner import Learner, LearnerOptions
+from etude.learner.objective import MicroBatch
 from tests.learner.gradients import (
     assert_same,
     find_temperature,
@@ -90,3 +91,18 @@ def test_metrics_tell_what_was_clipped_and_how_far_the_policy_is_from_the_sample
     assert metrics["clip_fraction"] == pytest.approx(sum(clips) / len(clips), abs=1e-6)
     assert 0 < metrics["clip_fraction"] < 1
     assert metrics["sampled_kl"] == pytest.approx(sum(gaps) / len(gaps), rel=1e-4)
+
+
+@pytest.mark.parametrize(("options", "shift"), [({}, 0.0), ({"correction": "none", "clip_high": 9.0}, 0.3)])
+def test_the_entropy_bonus_has_the_gradient_of_the_entropy_on_flat_groups(options, shift):
+    """Each token of a distribution over five, as often as the policy that sampled draws it."""
+    logits_V = torch.tensor([0.5, -1.0, 2.0, 0.0, 1.0], requires_grad=True)
+    logprobs_V = torch.log_softmax(logits_V, dim=0)
+    sampled_V = torch.log_softmax(logits_V.detach() + shift * torch.arange(5), dim=0)
+    entropy = -(logprobs_V.exp() * logprobs_V).sum()
+    (expected_V,) = torch.autograd.grad(-0.2 * entropy, logits_V, retain_graph=True)
+    column = {"weights_BT": sampled_V.exp()[:, None], "sampled_BT": sampled_V[:, None]}
+    batch = MicroBatch(**column, advantages_BT=torch.zeros(5, 1), unit_share=1.0, token_share=0.2)
+    loss, _ = Grpo(entropy_bonus=0.2, **options).loss(logprobs_V[:, None], batch)
+    (found_V,) = torch.autograd.grad(loss, logits_V)
+    assert torch.allclose(found_V, expected_V, atol=1e-6)

@@ -32,13 +32,11 @@ class Distillation(Grpo, name="distillation"):
 
     The teacher is an entry of `llms` with the same tokenizer: a model in this process (`_type: local`), or an
     endpoint that returns `prompt_logprobs`. A token's advantage is `reward_weight` times GRPO's advantage
-    plus `teacher_weight` times log π_teacher - log π_sampled.
+    plus log π_teacher - log π_sampled.
     """
 
     teacher: LlmRef = "teacher"
     """Name the entry of `llms` that teaches."""
-    teacher_weight: OfGradient[FiniteFloat] = Field(1.0, ge=0)
-    """Set the weight of the reverse KL per token."""
     reward_weight: OfGradient[FiniteFloat] = Field(0.0, ge=0)
     """Set the weight of the reward's advantage; 0: only the teacher counts."""
     drop_flat_groups: bool = False
@@ -77,9 +75,7 @@ class Distillation(Grpo, name="distillation"):
     async def _scores(self, samples: Sequence[Sample], runtime: Runtime) -> Sequence[Sequence[float]]:
         for sample in samples:
             if not sample.ids:
-                raise TrainingError(
-                    f"episode {sample.episode}: a teacher needs token ids, and there are none"
-                )
+                raise TrainingError(f"episode {sample.episode} has no token ids, which a teacher needs")
         engine, policy = self._find_teacher(runtime)
         journal = runtime.run.journal
         # Targets share episodes, and each counts the branches of its own model.
@@ -90,8 +86,7 @@ class Distillation(Grpo, name="distillation"):
 
             # All at once, so that shared prefixes are computed once.
             read = partial(asyncio.to_thread, sample_logprobs, policy, samples)
-            scores: list[list[float]] = await journal.step(f"{keys[0]}/{len(keys)}", read)
-            return scores
+            return [*await journal.step(f"{keys[0]}/{len(keys)}", read)]
 
         async def request(sample: Sample) -> list[float]:
             with asking_for("teacher", sample.episode or ""):
@@ -99,8 +94,7 @@ class Distillation(Grpo, name="distillation"):
             return [float(value) if own else 0.0 for value, own in zip(logprobs, sample.mask, strict=True)]
 
         asked = [partial(request, sample) for sample in samples]
-        told: list[list[float]] = await asyncio.gather(*map(journal.step, keys, asked))
-        return told
+        return [*await asyncio.gather(*map(journal.step, keys, asked))]
 
     def _find_teacher(self, runtime: Runtime) -> tuple[Any, Any]:
         """Return the teacher's engine, and its policy if it is a model in this process.
@@ -134,7 +128,7 @@ class Distillation(Grpo, name="distillation"):
                 raise TrainingError(f"episode {sample.episode or '?'} has no logprobs of a teacher")
             rows = zip(sample.mask, earned, taught, sampled, strict=True)
             gains = (
-                self.reward_weight * own + self.teacher_weight * (teacher - student) if trained else 0.0
+                self.reward_weight * own + teacher - student if trained else 0.0
                 for trained, own, teacher, student in rows
             )
             return replace(sample, advantages=tuple(gains))

@@ -43,11 +43,12 @@ GRPO (Liu et al., 2025), GSPO (Zheng et al., 2025) and CISPO (MiniMax, 2025)."""
 class Grpo(Algorithm, name="grpo"):
     """Groups of episodes for GRPO.
 
-    L = -Σ w·v·min(r·A, clip(r, 1-ε_low, 1+ε_high)·A) + β·Σ w·(e^d - d - 1)
+    L = -Σ w·v·min(r·A, clip(r, 1-ε_low, 1+ε_high)·A) + β·Σ w·(e^d - d - 1) + η·Σ w·v·c·log π
 
-    Here r = π/π_sampled, v = 1 and d = log π_ref - log π. With `cispo` the first sum is over w·v·min(r,
-    1+ε_high)·A·log π, with r as a constant. With a correction, v is the bounded π_start/π_sampled and r =
-    π/π_start. π_start is the policy at the job's start (Hilton et al., 2022).
+    Here r = π/π_sampled, v = 1 and d = log π_ref - log π. The constant c = min(r, 1+ε_high)·log π gives the
+    last term, over what the policy samples, the gradient of -η times its entropy. With `cispo` the first sum
+    is over w·v·min(r, 1+ε_high)·A·log π, with r as a constant. With a correction, v is the bounded
+    π_start/π_sampled and r = π/π_start. π_start is the policy at the job's start (Hilton et al., 2022).
     """
 
     loss_parts: ClassVar[tuple[str, ...]] = ("loss", "normalised", "importance")
@@ -66,6 +67,8 @@ class Grpo(Algorithm, name="grpo"):
     """ε_high: the upper bound of the same ratio (clip-higher, DAPO)."""
     beta: OfGradient[FiniteFloat] = Field(0.0, ge=0)
     """Set the weight of the KL to the base model."""
+    entropy_bonus: OfGradient[FiniteFloat] = Field(0.0, ge=0)
+    """Set the weight η of the policy's entropy. Like `beta`, it also acts on groups without an advantage."""
     aggregation: OfGradient[Literal["token", "sequence", "constant"]] = "token"
     """Average over all tokens (DAPO), per sequence (GRPO), or divide by a constant (Dr. GRPO)."""
     constant_length: OfGradient[int] = Field(256, ge=1)
@@ -94,7 +97,8 @@ class Grpo(Algorithm, name="grpo"):
         """Raise RequestError for groups that can never have an advantage."""
         super().check()
         compares = type(self).advantages is Grpo.advantages and not any(self.compare([1.0]))
-        if self.num_generations == 1 and self.credit != "turn" and compares and self._drops:
+        drops = self.drop_flat_groups and self.skips_idle
+        if self.num_generations == 1 and self.credit != "turn" and compares and drops:
             raise RequestError(
                 "num_generations: 1 makes groups of one episode, which have no advantage, so that "
                 f"{self.type_name} would learn nothing. Ask for at least 2; 8 is usual."
@@ -111,7 +115,7 @@ class Grpo(Algorithm, name="grpo"):
             parts = (part for group in episodes for part in self.parts(group, tally))
             answers = (answers_of_group(part, self.discount, tally) for part in parts)
             made = [UnitGroup(each, [sample.reward for sample in each]) for each in answers]
-        if not self._drops:
+        if not (self.drop_flat_groups and self.skips_idle):
             return made
         for index, is_compared in enumerate(self.compared(made)):
             if not is_compared:
@@ -124,12 +128,12 @@ class Grpo(Algorithm, name="grpo"):
     def teaches(self, groups: Sequence[Sequence[Sample]]) -> bool:
         """Return whether any sample of a job has an advantage, or flat groups are explicitly kept."""
         keeps = "drop_flat_groups" in self.model_fields_set and not self.drop_flat_groups
-        return keeps or super().teaches(groups)
+        return keeps or self.entropy_bonus > 0 or super().teaches(groups)
 
     @property
-    def _drops(self) -> bool:
-        """Whether groups without an advantage are left out. False if they have a gradient anyway."""
-        return self.drop_flat_groups and self.skips_idle
+    def skips_idle(self) -> bool:
+        """Whether units without an advantage have no gradient: false with a KL or an entropy bonus."""
+        return not self.entropy_bonus and super().skips_idle
 
     def compare(self, rewards: Sequence[float]) -> list[float]:
         """Return the advantages of a group's rewards: minus their mean, scaled; 0 for equal rewards."""
@@ -209,6 +213,7 @@ class Grpo(Algorithm, name="grpo"):
         importance_BT, metrics = self.importance(start_BT)
         metrics["sampled_kl"] = now_BT.exp() - 1 - now_BT
         from_BT = log_ratio_BT if self.correction == "none" else log_ratio_BT - start_BT
+        surprise_BT = -logprobs_BT.detach() * from_BT.detach().exp().clamp(max=1 + self.clip_high)
         if self.ratio == "sequence":
             from_BT = (from_BT.sum(dim=1, keepdim=True) / lengths_B1).expand_as(from_BT)
         ratio_BT, advantages_BT = from_BT.exp(), batch.advantages_BT
@@ -219,6 +224,7 @@ class Grpo(Algorithm, name="grpo"):
             bounded_BT = ratio_BT.detach().clamp(max=1 + self.clip_high)
             gain_BT = bounded_BT * advantages_BT * logprobs_BT
             metrics["clip_fraction"] = ratio_BT > 1 + self.clip_high
+        gain_BT = gain_BT + self.entropy_bonus * surprise_BT * logprobs_BT
         loss = -(batch.weights_BT * importance_BT * gain_BT).sum()
         if batch.reference_BT is not None:
             gap_BT = torch.where(trained_BT, batch.reference_BT - logprobs_BT, 0.0)
