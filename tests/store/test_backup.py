@@ -121,7 +121,7 @@ async def test_a_storage_that_fails_for_a_while_is_told_once_and_used_again(run,
         Faulty.heal()
         await until(lambda: status(run).get("last_error") is None)
     assert len(watcher.warnings) == 1
-    assert "It goes on, and its folder has everything" in watcher.warnings[0]
+    assert PLACE in watcher.warnings[0] and error.args[-1] in watcher.warnings[0]
     assert entries(restore_run(PLACE, tmp_path / "new", {}).run)["k"] == 2
 
 
@@ -131,12 +131,12 @@ async def test_a_storage_that_hangs_holds_a_run_up_no_longer_than_it_says(run, m
         async with back_up(faulty(), run, watcher := Watcher()):
             await run.journal.put("k", 1)
             Faulty.hangs = True
-    assert "did not answer within 0.2 s" in watcher.warnings[0]
+    assert "within 0.2 s" in watcher.warnings[0]
 
 
 async def test_a_run_that_cannot_be_copied_at_its_beginning_is_not_begun(run):
     Faulty.error = PermissionError(errno.EACCES, "denied")
-    with pytest.raises(RequestError, match=r"denied.*credentials.*or begin without: -o storage=null"):
+    with pytest.raises(RequestError, match=r"denied.*credentials.*: -o storage=null"):
         async with back_up(faulty(), run, Watcher()):
             pass
 
@@ -145,7 +145,7 @@ async def test_a_run_of_the_same_name_is_not_overwritten(run, tmp_path):
     copies(run).copy()
     with (
         RunFolder.create(tmp_path / "others", "run") as other,
-        pytest.raises(RequestError, match="already has a run of this name"),
+        pytest.raises(RequestError, match=f"etude resume {PLACE}"),
     ):
         copies(other).copy()
 
@@ -157,7 +157,7 @@ async def test_a_folder_whose_run_was_taken_over_copies_nothing_more(run, tmp_pa
         newer = copies(new)
         await new.journal.put("k", "new")
         newer.copy()
-        with pytest.raises(TakenOver, match="another folder has continued this run: process"):
+        with pytest.raises(TakenOver, match=r"process \d+ on \S+$"):
             older.copy()
         with pytest.raises(TakenOver):
             async with back_up(faulty(), run, Watcher()):
@@ -183,9 +183,9 @@ async def test_what_is_damaged_is_refused_by_name_and_nothing_is_left(run, tmp_p
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ({"error": FileNotFoundError("no such bucket")}, "no such bucket; is there such a bucket or folder"),
-        ({"tears": True}, "what is read is not what was written"),
-        ({"hangs": True}, "did not answer within 0.1 s"),
+        ({"error": FileNotFoundError("no such bucket")}, "FileNotFoundError: no such bucket.*`storage.options`"),
+        ({"tears": True}, "faulty://bucket: .* read .* written"),
+        ({"hangs": True}, "within 0.1 s"),
     ],
 )
 async def test_a_storage_that_takes_no_backups_is_told(fault, said, monkeypatch):

@@ -89,7 +89,7 @@ def test_no_flipped_byte_goes_unnoticed(run: Path, tmp_path: Path) -> None:
 def test_an_altered_entry_is_named(run: Path) -> None:
     with sqlite3.connect(run / "run.db") as database:
         database.execute("UPDATE steps SET value='\"y\"' WHERE key='step/0007'")
-    assert check_journal(run) == ["1 entry differs from what was written: step/0007"]
+    assert [line.rpartition(": ")[2] for line in check_journal(run)] == ["step/0007"]
 
 
 def test_pages_that_cannot_be_read_are_told(run: Path) -> None:
@@ -98,8 +98,8 @@ def test_pages_that_cannot_be_read_are_told(run: Path) -> None:
         file.seek(4096 * 12)
         file.write(b"\xff" * 4096)
     (line, *_) = check_journal(run)
-    assert "pages of the database are damaged" in line
-    with pytest.raises(StoreError, match=r"run\.db.*replace it by an intact copy"):
+    assert "pages" in line and "damaged" in line
+    with pytest.raises(StoreError, match=r"run\.db.*pages.*`etude resume ADDRESS`"):
         Journal(run / "run.db")
 
 
@@ -173,6 +173,6 @@ def test_a_full_disk_fails_every_waiter_and_keeps_what_was_committed(tmp_path: P
     kept = [line.split()[1] for line in lines if line.startswith("kept")]
     assert len(kept) > 10
     assert lines[-1].startswith("failed 10 "), lines[-1]
-    assert "run.db" in lines[-1] and "free some space and resume" in lines[-1]
+    assert "run.db" in lines[-1] and "disk is full" in lines[-1]
     with Journal(path) as journal:
         assert {key for key, _ in journal.scan()} == set(kept)

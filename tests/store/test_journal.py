@@ -125,7 +125,7 @@ async def test_a_result_is_kept_when_its_owner_is_cancelled_while_it_is_stored(j
 
 async def test_a_value_that_is_no_json_is_refused_by_name(journal: Journal) -> None:
     fn, _ = counted(object())
-    with pytest.raises(TypeError, match="'train/1' cannot be stored as JSON"):
+    with pytest.raises(TypeError, match="'train/1' .* JSON: "):
         await journal.step("train/1", fn)
     assert "train/1" not in dict(journal.scan())
 
@@ -211,13 +211,13 @@ async def test_another_process_may_read_while_one_writes(tmp_path: Path) -> None
 def test_what_is_no_journal_says_so(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="does not exist"):
         Journal(tmp_path / "run.db", read_only=True)
-    with pytest.raises(StoreError, match="cannot be opened; check that its folder exists"):
+    with pytest.raises(StoreError, match=r"nowhere/run\.db: .*folder"):
         Journal(tmp_path / "nowhere" / "run.db")
     (tmp_path / "empty.db").touch()
-    with pytest.raises(StoreError, match=r"empty\.db is empty: nothing was stored in it"):
+    with pytest.raises(StoreError, match=r"empty\.db is empty: .*`etude resume`"):
         Journal(tmp_path / "empty.db", read_only=True)
     (tmp_path / "run.db").write_bytes(b"this is not a database at all, only text" * 30)
-    with pytest.raises(StoreError, match=r"run\.db: the file is not a journal"):
+    with pytest.raises(StoreError, match=r"run\.db: .*not a journal"):
         Journal(tmp_path / "run.db")
 
 
@@ -225,7 +225,7 @@ def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
     Journal(tmp_path / "run.db").close()
     with sqlite3.connect(tmp_path / "run.db") as connection:
         connection.execute("PRAGMA user_version=99")
-    with pytest.raises(StoreError, match=r"schema version 99.*reads version 5.*start a new run"):
+    with pytest.raises(StoreError, match=r"schema version 99.* version 5\..*environment\.json"):
         Journal(tmp_path / "run.db")
 
 

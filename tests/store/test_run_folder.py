@@ -83,21 +83,21 @@ def test_a_made_up_name_that_is_taken_gets_a_number(tmp_path: Path, monkeypatch:
 
 def test_a_run_is_never_made_over_another(tmp_path: Path) -> None:
     for name, config, told in (
-        ("a", "seed: 1\n", "continue it: etude resume"),
+        ("a", "seed: 1\n", ".*: etude resume"),
         ("b", None, "choose another"),
     ):
         RunFolder.create(tmp_path, name, config=config).close()
-        with pytest.raises(RequestError, match=f"already exists; {told}"):
+        with pytest.raises(RequestError, match=f"exists; {told}"):
             RunFolder.create(tmp_path, name)
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "data.txt").write_text("mine")
-    with pytest.raises(RequestError, match="own exists, and is no run"):
+    with pytest.raises(RequestError, match="own exists.* no run"):
         RunFolder.create(tmp_path, "own")
 
 
 @pytest.mark.parametrize("name", ["", " ", "..", "a/b", "a\\b", ".hidden", "a" * 201])
 def test_a_name_must_make_one_folder(tmp_path: Path, name: str) -> None:
-    with pytest.raises(RequestError, match="cannot name a run"):
+    with pytest.raises(RequestError, match=rf"^{re.escape(repr(name))} .* 200 letters"):
         RunFolder.create(tmp_path, name)
 
 
@@ -108,7 +108,7 @@ def test_an_output_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_not_opened(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match=r"is not a run folder.*etude runs list"):
+    with pytest.raises(RequestError, match=r"no run\.db.*`etude runs list`"):
         RunFolder.open(tmp_path / "a")
 
 
@@ -118,9 +118,9 @@ def test_a_run_is_found_where_an_empty_folder_here_has_its_name(tmp_path, monkey
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     assert find_run("a", Path("runs")) == tmp_path / "runs" / "a"
-    with pytest.raises(RequestError, match="run b was stopped before it stored anything"):
+    with pytest.raises(RequestError, match="etude train CONFIG --name b"):
         find_run("b", Path("runs"))
-    with pytest.raises(RequestError, match="there is no run"):
+    with pytest.raises(RequestError, match=f"no run '{'x' * 300}'"):
         find_run("x" * 300, Path("runs"))
 
 
@@ -128,7 +128,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     RunFolder.create(tmp_path, "a").close()
     other = hold(tmp_path / "a")
     try:
-        with pytest.raises(StoreError, match=f"run a is in use by process {other.pid}; wait for it"):
+        with pytest.raises(StoreError, match=f"run a .* process {other.pid};"):
             RunFolder.open(tmp_path / "a")
         assert [read_facts(run).in_use_by for run in list_runs(tmp_path)] == [other.pid]
         with RunFolder.read(tmp_path / "a") as reader:
@@ -137,7 +137,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         os.kill(other.pid, signal.SIGKILL)
         other.wait()
     # The lock of a dead process is free, though its file and its process id are still there.
-    with RunFolder.open(tmp_path / "a"), pytest.raises(StoreError, match="in use by this process already"):
+    with RunFolder.open(tmp_path / "a"), pytest.raises(StoreError, match="run a .* this process"):
         RunFolder.open(tmp_path / "a")
 
 
@@ -200,15 +200,15 @@ def trained_run(tmp_path):
 @pytest.mark.parametrize(
     ("wish", "number", "choice"),
     [
-        ("", 2, "the version with the best validation"),
-        ("best", 2, "the version with the best validation"),
-        ("last", 3, "the last version"),
+        ("", 2, ".* best .*"),
+        ("best", 2, ".* best .*"),
+        ("last", 3, ".* last .*"),
         *(("v3", 3, ""), ("2", 2, ""), ("base", 0, ""), ("v0", 0, "")),
     ],
 )
 def test_wishes(trained_run, wish, number, choice):
     chosen = choose_version(trained_run, wish)
-    assert (chosen.number, chosen.choice) == (number, choice)
+    assert chosen.number == number and re.fullmatch(choice, chosen.choice)
 
 
 @pytest.mark.parametrize(
@@ -222,10 +222,10 @@ def test_runs_by_name_and_by_folder(trained_run, text, shown):
 def test_where_no_version_was_measured_after_training_none_is_the_best(tmp_path):
     run = run_of(tmp_path, {}, [1])
     (run / "checkpoints" / "v1").mkdir(parents=True)
-    with pytest.raises(RequestError, match=r"r:last is the last one, v1.*validation_dataset"):
+    with pytest.raises(RequestError, match=r"r:last .* v1\..*validation_dataset"):
         choose_version(run, "best")
     chosen = choose_version(run)
-    assert (chosen.number, chosen.choice) == (1, "the last version; none was measured after it was trained")
+    assert chosen.number == 1 and re.search("last .* none .* measured", chosen.choice)
 
 
 def test_the_base_model_is_the_best_where_training_made_it_worse(tmp_path):
@@ -233,7 +233,7 @@ def test_the_base_model_is_the_best_where_training_made_it_worse(tmp_path):
     for wish in ("", "best"):
         chosen = choose_version(run, wish)
         assert chosen.version is None
-        assert "no trained version has done better" in chosen.choice
+        assert "base model" in chosen.choice
 
 
 @pytest.mark.parametrize("text", ["Qwen/Qwen3-0.6B", "./model", "gpt-4:latest", "runs"])
@@ -245,8 +245,8 @@ def test_other_names_are_no_runs(trained_run, text):
     ("wish", "reason"),
     [
         ("v9", "has no version v9; it has v1, v2, v3"),
-        ("v1", "were not kept; there are v2, v3"),
-        ("x", "is not a version"),
+        ("v1", "not kept; .* v2, v3.*`etude export`"),
+        ("x", "'x' .* best, last, base"),
     ],
 )
 def test_versions_that_are_not_there(trained_run, wish, reason):
@@ -256,7 +256,7 @@ def test_versions_that_are_not_there(trained_run, wish, reason):
 
 def test_a_run_that_has_trained_nothing_yet(tmp_path):
     RunFolder.create(tmp_path, "new").close()
-    with pytest.raises(RequestError, match="no trained version yet"):
+    with pytest.raises(RequestError, match="no trained version.*new:base"):
         choose_version(tmp_path / "new")
 
 
