@@ -238,7 +238,7 @@ ARCHITECTURES = [
 
 USUAL = {"Gemma4Text", "GptOss", "Qwen3_5Text", "Lfm2"}
 
-REFUSED = {"BertConfig": "looks ahead", "T5Config": "do not continue a text", "XLNetConfig": "looks ahead"}
+REFUSED = {"BertConfig": "looks ahead", "T5Config": "token by token", "XLNetConfig": "looks ahead"}
 """Families that are refused when they are loaded, and why."""
 
 

@@ -40,12 +40,9 @@ def sees() -> Policy:
 @pytest.mark.parametrize("name", ["nothing", "norm", "lm_head", "embed_tokens"])
 @pytest.mark.parametrize("others", [[], ["q_proj"]])
 def test_names_of_no_layer_that_takes_them_are_refused(name, others):
-    told = (
-        f"LoRA weights do not fit this model: none can be put on '{name}'; 'target_modules' can name down_p"
-    )
-    with pytest.raises(RequestError) as raised:
+    told = f"^LoRA .* '{name}'; 'target_modules' can name down_p"
+    with pytest.raises(RequestError, match=told):
         fresh_policy().use_lora(LoraOptions(target_modules=[*others, name]), seed=0)
-    assert str(raised.value).startswith(told)
 
 
 def test_a_name_may_be_a_layers_whole_path():
@@ -59,7 +56,7 @@ def test_what_sees_gets_none_of_them():
     of = sees()
     of.use_lora(LoraOptions(target_modules=["q_proj"]), seed=0)
     assert all("language_model" in name for name in of.trainable())
-    with pytest.raises(RequestError, match="none can be put on 'position_embedding'"):
+    with pytest.raises(RequestError, match="'position_embedding'; 'target_modules'"):
         sees().use_lora(LoraOptions(target_modules=["position_embedding"]), seed=0)
 
 
@@ -67,7 +64,7 @@ def test_layers_whose_weights_are_used_without_being_called_get_none_of_them():
     for config, names in (("MambaConfig", ["conv1d", "out_proj"]), ("Lfm2Config", ["conv"])):
         for name in names:
             of = next(each for each in ARCHITECTURES if each.config == config).build()
-            with pytest.raises(RequestError, match=f"none can be put on '{name}'"):
+            with pytest.raises(RequestError, match=f"'{name}'; 'target_modules'"):
                 of.use_lora(LoraOptions(target_modules=[name]), seed=0)
 
 

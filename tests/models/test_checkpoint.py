@@ -80,14 +80,14 @@ def assert_taken(model_folder: Path) -> Policy:
 @pytest.mark.parametrize(
     ("config", "weights", "told"),
     [
-        (None, lambda held: held.pop(UP), [f"its files have no {UP}"]),
-        ({"tie_word_embeddings": False}, None, [f"its files have no {HEAD}"]),
+        (None, lambda held: held.pop(UP), [f"have no {UP}"]),
+        ({"tie_word_embeddings": False}, None, [f"have no {HEAD}"]),
         (None, lambda held: held.update({"v_head.weight": torch.ones(1, 32)}), ["no use for: v_head.weight"]),
-        ({"vocab_size": 400}, None, [f"have another shape of {EMBEDDING} ([", ", 32], and [400, 32] by"]),
+        ({"vocab_size": 400}, None, [f"shape of {EMBEDDING} ([", ", 32], and [400, 32] by"]),
     ],
 )
 def test_files_that_do_not_hold_what_the_config_says_are_refused(model_folder, config, weights, told):
-    assert_refused(changed(model_folder, config, weights), f"cannot load the model '{model_folder}'", *told)
+    assert_refused(changed(model_folder, config, weights), f"model '{model_folder}': ", *told)
 
 
 def test_an_expert_that_is_missing_is_refused(tmp_path):
@@ -108,7 +108,7 @@ def test_shards_that_are_missing_are_refused(model_folder, tmp_path):
     assert_taken(sharded)
     index = json.loads((sharded / "model.safetensors.index.json").read_text())
     (sharded / index["weight_map"][UP]).unlink()
-    assert_refused(sharded, "cannot load the model", index["weight_map"][UP])
+    assert_refused(sharded, f"model '{sharded}': ", index["weight_map"][UP])
 
 
 def test_weights_of_pickled_files_are_held_to_the_config_as_well(model_folder):
@@ -118,7 +118,7 @@ def test_weights_of_pickled_files_are_held_to_the_config_as_well(model_folder):
     assert_taken(model_folder)
     del tensors[UP]
     torch.save(tensors, model_folder / "pytorch_model.bin")
-    assert_refused(model_folder, f"its files have no {UP}")
+    assert_refused(model_folder, f"have no {UP}")
 
 
 def test_a_shared_weight_may_be_there_once_or_twice(model_folder):
@@ -159,11 +159,7 @@ def _resized(model_folder: Path, rows: int) -> None:
 
 def test_a_tokenizer_of_a_larger_vocabulary_is_refused(model_folder):
     _resized(model_folder, 200)
-    assert_refused(
-        model_folder,
-        f"tokenizer of '{model_folder}' has ",
-        " tokens, and its model 200 (its config's vocab_size): get",
-    )
+    assert_refused(model_folder, f"tokenizer of '{model_folder}'", " tokens", "model 200 (", "vocab_size")
 
 
 def test_a_token_that_was_added_is_refused_where_a_prompt_has_it(model_folder):
@@ -171,9 +167,7 @@ def test_a_token_that_was_added_is_refused_where_a_prompt_has_it(model_folder):
     added.add_tokens(["<new>"])
     added.save_pretrained(model_folder)
     codec = assert_taken(model_folder).codec
-    with pytest.raises(
-        ImpossibleCall, match=r"id \d+ is not in the vocabulary of \d+; a token that was added"
-    ):
+    with pytest.raises(ImpossibleCall, match=r"id \d+ .* vocabulary of \d+; .* \(resize_token_embeddings"):
         require_room(codec, codec.template.prompt(ChatRequest(({"role": "user", "content": "<new>"},))).ids)
 
 
@@ -182,8 +176,8 @@ def test_a_token_that_was_added_is_refused_where_a_prompt_has_it(model_folder):
     [
         ("config.json", {"hidden_act": "nonesuch"}, "(KeyError: 'nonesuch'); get them again"),
         ("tokenizer.json", "{}", "(KeyError: 'added_tokens'); get them again"),
-        ("model.safetensors", "version https://git-lfs.github.com/spec/v1", "too large); get them again"),
-        ("pytorch_model.bin", "cos\nsystem\n.", "damaged, or holds more than numbers; get the files again"),
+        ("model.safetensors", "version https://git-lfs.github.com/spec/v1", "too large); "),
+        ("pytorch_model.bin", "cos\nsystem\n.", "more than numbers"),
     ],
 )
 def test_files_that_transformers_stumbles_over_are_refused(model_folder, name, content, told):
@@ -193,7 +187,7 @@ def test_files_that_transformers_stumbles_over_are_refused(model_folder, name, c
         (model_folder / name).write_text(content)
     if name == "pytorch_model.bin":
         (model_folder / "model.safetensors").unlink()
-    assert_refused(model_folder, f"cannot load the model '{model_folder}': ", told)
+    assert_refused(model_folder, f"model '{model_folder}': ", told)
 
 
 WEIGHTS = b"weights"
@@ -246,7 +240,7 @@ async def test_a_changed_base_is_said_by_its_file(harm, clause: str, tmp_path: P
     source = in_folder(tmp_path / "base")
     await keep_base(journal, "policy", source)
     harm(tmp_path / "base" / "model.safetensors")
-    with pytest.raises(RequestError, match=rf"llms\.policy: .* not what this run began from: {clause}"):
+    with pytest.raises(RequestError, match=rf"llms\.policy: .* {clause}"):
         await keep_base(journal, "policy", source)
 
 

@@ -93,7 +93,7 @@ def test_a_saved_version_is_adopted_and_the_base_as_well(tmp_path):
 
 def test_a_base_of_other_weights_is_refused():
     of = fresh_policy()
-    with pytest.raises(EngineError, match="are not those of version 0"):
+    with pytest.raises(EngineError, match=f"elsewhere .* version 0: .* expected {'0' * 32}"):
         of.adopt(ModelVersion(number=0, location="elsewhere", digest="0" * 32))
 
 
@@ -102,9 +102,9 @@ def test_weights_that_do_not_fit_change_nothing(tmp_path):
     before = of.digest()
     names = dict(of.copy_tensors())
     first = next(iter(names))
-    with pytest.raises(EngineError, match="belong to another model"):
+    with pytest.raises(EngineError, match=f"differing: .*{first}"):
         of.load_tensors({name: value for name, value in names.items() if name != first})
-    with pytest.raises(EngineError, match="belong to another model"):
+    with pytest.raises(EngineError, match=f"differing: .*{first}"):
         of.load_tensors(names | {first: torch.zeros(1)})
     of.mark_changed(0)
     assert of.digest() == before
@@ -118,9 +118,7 @@ def test_a_model_without_an_end_of_turn_is_refused():
     assert Policy(of.model, words, "tiny", of.device).stop_ids == {words.eos_token_id}
     end, words.eos_token = words.eos_token, None
     try:
-        with pytest.raises(
-            RequestError, match=r"names no end-of-turn token .* in its vocabulary of \d+, only"
-        ):
+        with pytest.raises(RequestError, match=r"\(eos_token_id\) .* vocabulary of \d+, only"):
             Policy(of.model, words, "tiny", of.device)
     finally:
         words.eos_token = end
@@ -135,10 +133,10 @@ def test_apples_gpus_are_taken_in_float32(monkeypatch):
 
 def test_devices_and_types_that_are_not_there_are_a_wrong_request():
     assert choose_device("cpu") == torch.device("cpu")
-    with pytest.raises(RequestError, match="is not known; use auto"):
+    with pytest.raises(RequestError, match=r"'quantum' .* use auto, cpu"):
         choose_device("quantum")
     if not torch.cuda.is_available():
-        with pytest.raises(RequestError, match="is not available on this machine"):
+        with pytest.raises(RequestError, match=r"'cuda:1' .* device: auto or cpu"):
             choose_device("cuda:1")
     assert choose_dtype("auto", torch.device("cpu"), 1000) is torch.float32
     assert choose_dtype("float32", torch.device("cpu"), 10**9) is torch.float32

@@ -56,21 +56,20 @@ def hub_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("source", "told"),
     [
-        ("models/lama", "the folder does not exist; did you mean 'models/llama'?"),
-        ("models", "there is no config.json in that folder"),
-        ("lora", "that folder holds LoRA weights, not a model: merge them into their base"),
-        ("model.bin", "a model is a folder, or a file that ends in .gguf"),
-        ("/nowhere/at/all", "cannot load the model '/nowhere/at/all': the folder does not exist"),
-        ("x" * 5000 + "/", "the folder does not exist"),
+        ("models/lama", r"did you mean 'models/llama'\?"),
+        ("models", r"no config\.json"),
+        ("lora", "LoRA weights.* `etude export`"),
+        ("model.bin", r"folder.* \.gguf"),
+        ("/nowhere/at/all", "model '/nowhere/at/all': .* not exist"),
+        ("x" * 5000 + "/", "not exist"),
     ],
 )
 def test_what_is_meant_as_a_folder_is_refused_with_the_nearest_and_without_the_hub(
     source: Any, told: str
 ) -> None:
     for load in (locate, Policy.load, TextCodec.load):
-        with pytest.raises(RequestError) as raised:
+        with pytest.raises(RequestError, match=told):
             load(source)
-        assert told in str(raised.value)
 
 
 @pytest.mark.usefixtures("here", "no_hub")
@@ -91,8 +90,8 @@ def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch: pytest.MonkeyPatc
             load("some-owner/something-else")
         line = str(raised.value)
         assert "\n" not in line
-        assert line.startswith("there is no folder 'some-owner/something-else' and no such model")
-        assert f"the hub cannot be reached: {NOWHERE}" in line
+        assert "no folder 'some-owner/something-else'" in line
+        assert f"cannot be reached: {NOWHERE}" in line
 
 
 @pytest.mark.usefixtures("here")
@@ -131,7 +130,7 @@ def test_a_broken_file_is_a_sentence(tmp_path: Path):
     file = tmp_path / "broken.gguf"
     file.write_bytes(real_gguf().read_bytes()[:100_000])
     for load in (Policy.load, TextCodec.load, outline):
-        with pytest.raises(RequestError, match=r"cannot load the model .*broken\.gguf"):
+        with pytest.raises(RequestError, match=r"model '.*broken\.gguf'"):
             load(file)
 
 

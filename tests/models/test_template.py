@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -139,7 +140,7 @@ def test_a_template_that_drops_earlier_thoughts_makes_a_new_prompt_on_purpose():
     assert one.completion.message == said("it is 3.") | {"reasoning_content": "hm"}
     prompt, _ = turn(template, FORGETFUL, [user("a"), said("it is 3."), user("b")], "c", earlier=[one])
     assert not prompt.drifted
-    assert prompt.fault == "role assistant: its thinking is left out once the user speaks again"
+    assert re.fullmatch("role assistant: .* thinking .*", prompt.fault or "")
     assert "hm" not in tokenizer(FORGETFUL).decode(prompt.ids)
     unthinking, _ = turn(template, FORGETFUL, [user("a")], "it is 3.")
     assert not unthinking.drifted
@@ -150,7 +151,7 @@ def test_other_tools_than_before_are_shown_to_the_model_and_count_as_drift():
     _, one = turn(template, CHATML, [user("a")], "b", tools=[CALCULATOR])
     prompt, _ = turn(template, CHATML, [user("a"), said("b"), user("c")], "d", earlier=[one])
     assert prompt.drifted
-    assert prompt.fault == "tools: other tools than before are offered"
+    assert (prompt.fault or "").startswith("tools: ")
     assert "calculator" not in tokenizer(CHATML).decode(prompt.ids)
 
 
@@ -183,7 +184,7 @@ def test_a_transcript_is_what_prompts_and_completions_make_turn_by_turn(style, e
 
 def test_a_transcript_that_the_template_would_rewrite_is_refused():
     thought = said("<think>hm</think>it is 3.")
-    with pytest.raises(RequestError, match="cannot extend a conversation at message 4"):
+    with pytest.raises(RequestError, match="conversation at message 4"):
         make_template(FORGETFUL).transcript([user("a"), thought, user("b"), said("c")])
 
 
@@ -206,5 +207,5 @@ def test_messages_that_the_template_refuses_are_named():
 def test_a_tokenizer_without_a_template_is_refused():
     words = tokenizer("x")
     words.chat_template = None
-    with pytest.raises(RequestError, match="has no chat template"):
+    with pytest.raises(RequestError, match="no chat template"):
         ChatTemplate(words, frozenset({1}))

@@ -70,7 +70,7 @@ async def test_a_program_is_a_list_of_words(journal: Journal, command: Any, told
 async def test_the_client_refuses_another_address(journal: Journal) -> None:
     async def play(example, episode):
         other = episode.openai().with_options(base_url="http://judge.example/v1", api_key="sk-x")
-        with pytest.raises(openai.BadRequestError, match=r"not http://judge.*make a client of its own"):
+        with pytest.raises(openai.BadRequestError, match=r"not http://judge.*openai\.AsyncOpenAI\(base_url="):
             await other.chat.completions.create(model="gpt-x", messages=ASK)
         return "done"
 
@@ -162,7 +162,7 @@ async def test_a_program_finds_the_model_and_works_in_a_folder_that_goes(journal
     ("command", "reason"),
     [
         ([sys.executable, "-c", "raise SystemExit('no such task')"], "status 1 .*: no such task"),
-        (["nobody-has-this"], "cannot start 'nobody-has-this' in .*: No such file or directory"),
+        (["nobody-has-this"], "'nobody-has-this' in .*: No such file"),
     ],
 )
 async def test_a_program_that_fails_is_a_failed_episode(journal, command, reason):

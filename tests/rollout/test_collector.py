@@ -73,7 +73,7 @@ async def test_an_agent_in_a_loop_is_stopped_at_the_limit_of_calls(journal: Jour
             await episode.chat(ASK)
 
     record = await collect_one(play, journal, limits=Limits(max_calls=5))
-    assert record.failure is not None and "has made 5 calls, which is the limit" in record.failure.reason
+    assert record.failure and re.search(r"5 calls.* eval\.general\.max_calls", record.failure.reason)
     assert len(record.calls) == 5
 
 
@@ -111,7 +111,7 @@ async def test_an_error_whose_text_exits_fails_its_episode_only(journal: Journal
 
     record = await collect_one(play, journal)
     assert record.failure is not None
-    assert "Unreadable: (its text cannot be read: SystemExit)" in record.failure.reason
+    assert re.search(r"Unreadable: \(.*SystemExit\)", record.failure.reason)
 
 
 async def test_calls_that_an_agent_leaves_under_way_are_not_in_the_record(journal: Journal) -> None:
@@ -159,11 +159,11 @@ async def test_a_journal_that_cannot_be_written_ends_the_run(journal: Journal) -
 
 
 def test_wrong_settings_are_refused_before_anything_runs(journal: Journal) -> None:
-    with pytest.raises(RequestError, match="no models for the agent"):
+    with pytest.raises(RequestError, match="`llms`"):
         Collector(as_workflow(chatty), {}, journal)
     with pytest.raises(RequestError, match="no model 'other'; models: policy"):
         Collector(as_workflow(chatty), {"policy": EchoEngine()}, journal, default_model="other")
-    with pytest.raises(RequestError, match="'temprature' is not a sampling parameter"):
+    with pytest.raises(RequestError, match=r"'temprature' .* temperature, top_p"):
         EpisodeJob("1", examples(1)[0], sampling={"temprature": 0})
 
 
@@ -221,7 +221,7 @@ async def test_a_timeout_is_the_models_when_a_call_took_most_of_the_time(
     limits = Limits(timeout=600.0)
     waiting = await collect_one(asks, journal, engine=Never([]), limits=limits)
     assert (waiting.failure.kind, waiting.failure.origin) == ("timeout", "model")
-    assert re.search(r"one model call took 6\d\d s", waiting.failure.reason)
+    assert re.search(r"model call took 6\d\d s", waiting.failure.reason)
     await journal.forget("train/0/0")
     dawdling = await collect_one(dawdles, journal, engine=Never([]), limits=limits)
     assert (dawdling.failure.kind, dawdling.failure.origin) == ("timeout", "agent")

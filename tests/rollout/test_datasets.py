@@ -91,7 +91,7 @@ def test_columns_are_mapped_as_asked(tmp_path: Path) -> None:
 def test_a_column_that_is_not_there_names_the_row_and_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match=r"train\.jsonl:1: .* 'anwser'; did you mean 'answer'"):
         load_examples(jsonl(tmp_path, expected="anwser"))
-    with pytest.raises(DatasetError, match="there is no column 'text'"):
+    with pytest.raises(DatasetError, match="no column 'text'"):
         load_examples(jsonl(tmp_path, inputs=["text"]))
 
 
@@ -108,12 +108,12 @@ def test_shuffling_comes_before_the_limit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("row", [{"question": "?"}, {"id": None}, {"id": ""}])
 def test_a_row_without_an_id_says_how_to_get_one(tmp_path: Path, row: dict[str, Any]) -> None:
-    with pytest.raises(DatasetError, match=r"train\.jsonl:2: there is no id in column 'id'.*`id_key: null`"):
+    with pytest.raises(DatasetError, match=r"train\.jsonl:2: .* column 'id'; .*`id_key: null`"):
         load_examples(jsonl(tmp_path, [{"id": 1}, row]))
 
 
 def test_an_id_that_is_taken_names_both_rows(tmp_path: Path) -> None:
-    with pytest.raises(DatasetError, match=r"train\.jsonl:3: id '1' is already taken by .*train\.jsonl:1"):
+    with pytest.raises(DatasetError, match=r"train\.jsonl:3: id '1' .* by .*train\.jsonl:1"):
         load_examples(jsonl(tmp_path, [{"id": 1}, {"id": 2}, {"id": "1"}]))
 
 
@@ -129,11 +129,11 @@ def test_ids_made_from_rows_are_stable_and_unique(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config_type", "text", "message"),
     [
-        (JsonlDatasetConfig, '{"id": 1}\n[1]\n', "rows:2: a row must be an object"),
-        (JsonDatasetConfig, '{"id": 1}', "must be a list of objects; the file is"),
-        (JsonDatasetConfig, "[1]", "rows: row 1: a row must be an object"),
-        (CsvDatasetConfig, "id,q\n1\n", "rows:2: this row has fewer fields"),
-        (ParquetDatasetConfig, "no parquet", "cannot be read as Parquet"),
+        (JsonlDatasetConfig, '{"id": 1}\n[1]\n', r"rows:2: .* object .* found \[1\]"),
+        (JsonDatasetConfig, '{"id": 1}', "rows: .* JSON .* list .* jsonl"),
+        (JsonDatasetConfig, "[1]", "rows: row 1: .* object .* found 1"),
+        (CsvDatasetConfig, "id,q\n1\n", "rows:2: .* fewer fields"),
+        (ParquetDatasetConfig, "no parquet", "rows .* Parquet"),
     ],
 )
 def test_a_broken_row_is_named(tmp_path: Path, config_type: Any, text: str, message: str) -> None:
@@ -144,9 +144,9 @@ def test_a_broken_row_is_named(tmp_path: Path, config_type: Any, text: str, mess
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("def rows():\n    return 3\n", "must return an iterable of dicts or Examples, found 3"),
-        ("def rows():\n    return 'text'\n", "must return an iterable"),
-        ("def rows():\n    yield {'id': 1}\n    yield 5\n", "row 2: a row must be an object"),
+        ("def rows():\n    return 3\n", ":rows' .* iterable .* found 3"),
+        ("def rows():\n    return 'text'\n", ":rows' .* iterable .* found 'text'"),
+        ("def rows():\n    yield {'id': 1}\n    yield 5\n", "row 2: .* object .* found 5"),
         ("def rows():\n    yield 1 / 0\n", r"failed: .*broken_rows_\d\.py:2: ZeroDivisionError"),
     ],
 )

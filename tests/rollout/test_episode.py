@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from dataclasses import replace
 
 import numpy
@@ -119,7 +118,7 @@ async def test_a_step_reward_must_be_a_finite_number(journal: Journal, value: ob
         episode.step_reward(value)
 
     record = await collect_one(play, journal)
-    assert "must be a finite number" in record.failure.reason and "train/0/0" in record.failure.reason
+    assert f"±1e+30, found {value!r} (episode train/0/0)" in record.failure.reason
 
 
 async def test_calls_belong_to_the_function_that_makes_them(journal: Journal) -> None:
@@ -153,18 +152,18 @@ async def test_calls_belong_to_the_function_that_makes_them(journal: Journal) ->
 @pytest.mark.parametrize(
     ("messages", "options", "told"),
     [
-        ("hello", {}, "messages must be a list"),
-        ([], {}, "at least one message"),
-        (["hello"], {}, "messages[0]: Input should be a valid dict"),
-        ([{"role": "user", "content": object()}], {}, "messages[0]: a value of type builtins.object"),
-        (ASK, {"temperature": -1}, "temperature: Input should be greater than or equal to 0"),
-        (ASK, {"tools": ["add"]}, "a tool must be a dict or a function"),
-        (ASK, {"tools": [{"name": "add"}]}, "tools[0].function: Field required"),
+        ("hello", {}, "messages .* list, found 'hello'"),
+        ([], {}, "messages .* found none"),
+        (["hello"], {}, r"messages\[0\]: .* dict"),
+        ([{"role": "user", "content": object()}], {}, r"messages\[0\]: .* builtins\.object"),
+        (ASK, {"temperature": -1}, "temperature: .* 0, found -1"),
+        (ASK, {"tools": ["add"]}, "tool .* function, found 'add'"),
+        (ASK, {"tools": [{"name": "add"}]}, r"tools\[0\]\.function: Field required"),
     ],
 )
 async def test_wrong_requests_say_what_is_wrong(journal: Journal, messages, options, told: str) -> None:
     async def play(example, episode: Episode):
-        with pytest.raises(RequestError, match=re.escape(told)):
+        with pytest.raises(RequestError, match=told):
             await episode.chat(messages, **options)
         return "done"
 
@@ -199,7 +198,7 @@ async def test_a_call_that_the_agent_gives_up_on_is_recorded_as_cancelled(journa
 
     record = await collect_one(play, journal, engine=Never())
     assert record.output == "went on"
-    assert [call.error for call in record.calls] == ["cancelled before the answer arrived"]
+    assert [call.error.split()[0] for call in record.calls] == ["cancelled"]
 
 
 class _Colour(BaseModel):
@@ -217,7 +216,7 @@ async def test_a_call_may_ask_for_a_form_a_tool_and_the_templates_options(journa
         await episode.chat(ASK, chat_template_kwargs={"enable_thinking": False})
         with pytest.raises(RequestError, match="response_format: give the type"):
             await episode.chat(ASK, response_format="json")
-        with pytest.raises(RequestError, match="there is no tool 'c'"):
+        with pytest.raises(RequestError, match="no tool 'c'"):
             await episode.chat(ASK, tools=offered, tool_choice=choice | {"function": {"name": "c"}})
         return "done"
 

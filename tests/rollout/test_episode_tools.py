@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import threading
 from collections.abc import AsyncIterator
 from typing import Any
@@ -51,7 +52,7 @@ class Falling:
 
 
 def broken() -> str:
-    raise OSError("the disk is full")
+    raise OSError("disk full")
 
 
 def asked(name: str, /, **arguments: Any) -> ToolCall:
@@ -85,13 +86,10 @@ async def test_functions_are_tools_and_what_goes_wrong_is_told_to_the_model(jour
     ]
     record = await record_results(journal, calls, tools=functions(add, look_up, broken))
     assert record.output[:2] == ["3", "2"]
-    assert record.output[2].startswith("error: left: Input should be a valid integer")
-    assert record.output[3:] == [
-        '{"word": "etude"}',
-        "error: OSError: the disk is full",
-        "error: there is no tool 'divide'; tools: add, look_up, broken",
-        "error: the arguments must be a JSON object",
-    ]
+    assert record.output[2].startswith("error: left: ") and "integer" in record.output[2]
+    assert record.output[3:5] == ['{"word": "etude"}', "error: OSError: disk full"]
+    assert record.output[5].endswith("tool 'divide'; tools: add, look_up, broken")
+    assert record.output[6].startswith("error: ") and "JSON object" in record.output[6]
     outcomes = [event.tool.outcome for event in record.events]
     assert outcomes == ["ok", "ok", "error", "ok", "error", "refused", "refused"]
     counts = {name: count for name, count in call_counts(record).items() if name.startswith("tool")}
@@ -116,11 +114,8 @@ async def test_limits_of_calls_and_characters(journal: Journal) -> None:
 
     calls = [asked("shout", times=12), asked("shout", times=3), asked("shout", times=3)]
     record = await record_results(journal, calls, tools=functions(shout, max_calls=2, max_characters=10))
-    assert record.output == [
-        "A" * 10 + "… (the first 10 of 12 characters)",
-        "AAA",
-        "error: all 2 calls of these tools are made; go on without them",
-    ]
+    assert record.output[:2] == ["A" * 10 + "… (the first 10 of 12 characters)", "AAA"]
+    assert record.output[2].startswith("error: all 2 calls ")
 
 
 async def test_a_tool_that_takes_too_long_fails_the_episode(journal: Journal) -> None:
@@ -129,7 +124,7 @@ async def test_a_tool_that_takes_too_long_fails_the_episode(journal: Journal) ->
 
     record = await record_results(journal, [asked("slow")], tools=functions(slow, call_timeout=0.1))
     assert (record.failure.kind, record.failure.origin) == ("tool_failed", "tool")
-    assert "tool 'slow' of 'here' gave no answer within 0.1 s" in record.failure.reason
+    assert re.search(r"tool 'slow' of 'here' .* 0\.1 s; .* here\.call_timeout", record.failure.reason)
     assert record.events[0].tool.outcome == "failed"
 
 
@@ -137,10 +132,10 @@ async def test_some_tools_of_a_set_and_names_with_a_prefix(journal: Journal) -> 
     sets = {"left": functions(add, broken, only=("add",), prefix="my_"), "right": functions(add)}
     calls = [asked("my_add", left=1), asked("add", left=2), asked("my_broken")]
     record = await record_results(journal, calls, **sets)
-    assert record.output == ["2", "3", "error: there is no tool 'my_broken'; tools: my_add, add"]
+    assert record.output[:2] == ["2", "3"] and record.output[2].endswith("'my_broken'; tools: my_add, add")
     await journal.forget(record.id)
     clash = await record_results(journal, [], left=functions(add), right=functions(add))
-    assert "'here' and 'here' both have a tool 'add'" in clash.failure.reason
+    assert re.search("'here' and 'here' .* tool 'add'; .*{prefix: here_, …}", clash.failure.reason)
 
 
 async def test_plain_functions_call_tools_too(journal: Journal) -> None:

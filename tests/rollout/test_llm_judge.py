@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -80,7 +81,7 @@ async def test_a_judge_that_never_answers_well_gives_no_score_and_the_last_reaso
     engine = ScriptedEngine(["well", "hm", '{"reasoning": "", "score": 99}'])
     output = await judged(engine)
     assert output.score is None
-    assert "in 3 attempts; the last: score: Input should be less than or equal to 10" in (output.error or "")
+    assert re.search("3 attempts; .*: score: .* 10", output.error or "")
 
 
 async def test_a_failed_call_gives_no_score_and_is_not_asked_again() -> None:

@@ -150,7 +150,7 @@ async def test_tokens_have_their_own_bytes_also_those_that_are_a_part_of_a_chara
 
 async def test_tokens_of_a_model_elsewhere_are_not_guessed(journal: Journal) -> None:
     async def workflow(example: Any, episode: Any) -> int:
-        with pytest.raises(anthropic.BadRequestError, match="another server samples the model"):
+        with pytest.raises(anthropic.BadRequestError, match=r"another server .* 'policy'"):
             async with anthropic_client(episode.endpoint) as claude:
                 await claude.messages.count_tokens(model="policy", messages=ASK)
         return 0

@@ -26,7 +26,7 @@ def test_what_json_does_not_have_cannot_be_an_argument() -> None:
     def lost(value: NoSuchType) -> None: ...  # noqa: F821
 
     for fn in (draw, lost):
-        with pytest.raises(RequestError, match=f"function '{fn.__name__}' cannot be described as a tool"):
+        with pytest.raises(RequestError, match=f"function '{fn.__name__}' .* tool: "):
             describe_tools([fn])
 
 
@@ -194,5 +194,5 @@ async def test_whatever_can_be_called_is_a_tool(
 
 
 def test_a_method_needs_its_object() -> None:
-    with pytest.raises(RequestError, match="function 'sell' cannot be described as a tool"):
+    with pytest.raises(RequestError, match=r"function 'sell' .* bound method; .* JSON"):
         describe_tools([Shop.sell])

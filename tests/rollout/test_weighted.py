@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ async def test_a_part_without_a_score_leaves_the_whole_without_one() -> None:
     both = WeightedEvaluator({"right": constant(1.0), "odd": constant(None)}, {"right": 1, "odd": 0})
     (output,) = await evaluate(both, [ITEM], 5)
     assert output.score is None
-    assert "no score from 'odd': the evaluator returned None" in (output.error or "")
+    assert re.search("no score from 'odd': .* None", output.error or "")
 
 
 HERE = "tests.rollout.test_weighted"
@@ -131,7 +132,7 @@ def score_float(example: Any, output: str) -> float:
 
 @pytest.mark.parametrize("bounds", [(1, -1), (0, 0), (0, float("inf")), (0,), "ab", 3])
 def test_impossible_bounds_are_refused(bounds):
-    said = r"the evaluator .*: bounds are the least score and the most, \(-1, 1\) say, found "
+    said = r"evaluator .*: bounds .* \(-1, 1\) .*, found "
     with pytest.raises(RequestError, match=said):
         FunctionEvaluator(etude.evaluator(bounds=bounds)(lambda example, output: 0.0))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import re
 import subprocess
 import sys
 import threading
@@ -70,7 +71,7 @@ def test_async_functions_are_told_from_plain_ones(fn, is_async: bool) -> None:
 @pytest.mark.parametrize("thing", ["play", 3, None, Agent])
 def test_what_is_no_function_is_refused(thing: object) -> None:
     for candidate in (thing, workflow(name="x")(thing)):
-        with pytest.raises(RequestError, match="must be a function of an example and an episode"):
+        with pytest.raises(RequestError, match=f"workflow .* function .* found {thing!r}"):
             as_workflow(candidate)
 
 
@@ -89,7 +90,7 @@ def test_a_function_that_needs_more_is_refused_unless_it_is_given() -> None:
     def three(example, episode, strategy):
         return strategy
 
-    with pytest.raises(RequestError, match="missing a required argument: 'strategy'"):
+    with pytest.raises(RequestError, match="argument: 'strategy'"):
         three.check(complete=True)
     as_workflow(three, arguments={"strategy": "fast"}).check(complete=True)
     with pytest.raises(RequestError, match="unexpected keyword argument 'stratgy'"):
@@ -99,7 +100,7 @@ def test_a_function_that_needs_more_is_refused_unless_it_is_given() -> None:
 async def test_parameters_in_another_order_get_the_values_of_their_names(journal: Journal) -> None:
     record = await collect_one(lambda episode, example: [episode.example.id, example.id], journal)
     assert record.output == ["0", "0"]
-    with pytest.raises(RequestError, match="its parameter 'episode' is in the place of 'example'"):
+    with pytest.raises(RequestError, match=r"'episode' .* 'example'"):
         as_workflow(lambda episode, state: None)
 
 
@@ -148,15 +149,15 @@ async def stream() -> Any:
 @pytest.mark.parametrize(
     ("make", "told"),
     [
-        (lambda example, episode: never_awaited(), "returned a coroutine that was never awaited"),
-        (lambda example, episode: asyncio.get_running_loop().create_future(), "Future that was never"),
-        (lambda example, episode: (word for word in "four"), "returned a generator (does it `yield`?)"),
-        (lambda example, episode: stream(), "returned an async_generator (does it `yield`?)"),
-        (lambda example, episode: example, "returned an Example of etude; return the text of its answer"),
-        (lambda example, episode: episode.chat, "the output cannot be stored"),
-        (lambda example, episode: numpy.zeros(2), "numpy.ndarray is not JSON; return text"),
-        (lambda example, episode: {1: "int", "1": "text"}, "two keys of the same text"),
-        (lambda example, episode: cyclic(), "contains itself or is too deep"),
+        (lambda example, episode: never_awaited(), "returned a coroutine .* `async def`"),
+        (lambda example, episode: asyncio.get_running_loop().create_future(), "Future .* `async def`"),
+        (lambda example, episode: (word for word in "four"), "returned a generator .*`yield`"),
+        (lambda example, episode: stream(), "returned an async_generator .*`yield`"),
+        (lambda example, episode: example, "returned an Example .*; return "),
+        (lambda example, episode: episode.chat, r"builtins\.method .* JSON"),
+        (lambda example, episode: numpy.zeros(2), r"numpy\.ndarray is not JSON; return text"),
+        (lambda example, episode: {1: "int", "1": "text"}, "two keys .* 1 and '1'"),
+        (lambda example, episode: cyclic(), "contains itself .* deep"),
     ],
 )
 async def test_what_is_no_output_fails_the_episode_in_a_sentence(
@@ -168,7 +169,7 @@ async def test_what_is_no_output_fails_the_episode_in_a_sentence(
     record = await collect_one(play, journal)
     assert record.output is None
     assert record.failure.kind == "no_output"
-    assert "test_workflow.py:" in record.failure.reason and told in record.failure.reason
+    assert re.search(rf"test_workflow\.py:\d+.*{told}", record.failure.reason)
 
 
 async def test_a_reply_that_calls_tools_and_says_nothing_is_no_answer(journal: Journal) -> None:
@@ -179,7 +180,7 @@ async def test_a_reply_that_calls_tools_and_says_nothing_is_no_answer(journal: J
         return await episode.chat(ASK)
 
     record = await collect_one(play, journal, engine=ScriptedEngine([message]))
-    assert record.failure is not None and "calls tools (look); call them" in record.failure.reason
+    assert record.failure and re.search(r"tools \(look\); .*`reply\.message`", record.failure.reason)
 
 
 async def game(example, episode):
@@ -215,7 +216,7 @@ async def test_an_evaluator_reads_it_by_name_and_agent(journal: Journal):
     assert (own.score, bobs.score, bobs.reasoning) == (1.0, -1.0, "lost")
     missing = await MeasuredEvaluator("speed").evaluate_item(item)
     assert missing.score is None
-    assert missing.error == "the episode recorded no score 'speed' (it recorded: reward)"
+    assert str(missing.error).endswith("no score 'speed' (it recorded: reward)")
     assert (await MeasuredEvaluator("reward").evaluate_item(EvalInputItem(id="q"))).score is None
 
 

@@ -67,10 +67,7 @@ def test_so_is_all_that_is_in_a_folder(tmp_path: Path, operations: list[str]) ->
 
 def test_what_fails_leaves_what_was_there_and_no_draft(tmp_path: Path) -> None:
     write_atomically(tmp_path / "one.txt", "before")
-    with (
-        pytest.raises(StoreError, match=r"one\.txt .*: no room"),
-        open_draft(tmp_path / "one.txt") as draft,
-    ):
+    with pytest.raises(StoreError, match=r"one\.txt .*: no room"), open_draft(tmp_path / "one.txt") as draft:
         draft.write_text("half")
         raise OSError("no room")
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("one.txt", "before")]

@@ -125,7 +125,7 @@ async def test_a_result_is_kept_when_its_owner_is_cancelled_while_it_is_stored(j
 
 async def test_a_value_that_is_no_json_is_refused_by_name(journal: Journal) -> None:
     fn, _ = counted(object())
-    with pytest.raises(TypeError, match="'train/1' .* JSON: "):
+    with pytest.raises(TypeError, match=r"'train/1' .* JSON: "):
         await journal.step("train/1", fn)
     assert "train/1" not in dict(journal.scan())
 

@@ -82,16 +82,13 @@ def test_a_made_up_name_that_is_taken_gets_a_number(tmp_path: Path, monkeypatch:
 
 
 def test_a_run_is_never_made_over_another(tmp_path: Path) -> None:
-    for name, config, told in (
-        ("a", "seed: 1\n", ".*: etude resume"),
-        ("b", None, "choose another"),
-    ):
+    for name, config, told in (("a", "seed: 1\n", ".*: etude resume"), ("b", None, "choose another")):
         RunFolder.create(tmp_path, name, config=config).close()
         with pytest.raises(RequestError, match=f"exists; {told}"):
             RunFolder.create(tmp_path, name)
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "data.txt").write_text("mine")
-    with pytest.raises(RequestError, match="own exists.* no run"):
+    with pytest.raises(RequestError, match=r"own exists.* no run"):
         RunFolder.create(tmp_path, "own")
 
 
@@ -137,7 +134,7 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
         os.kill(other.pid, signal.SIGKILL)
         other.wait()
     # The lock of a dead process is free, though its file and its process id are still there.
-    with RunFolder.open(tmp_path / "a"), pytest.raises(StoreError, match="run a .* this process"):
+    with RunFolder.open(tmp_path / "a"), pytest.raises(StoreError, match=r"run a .* this process"):
         RunFolder.open(tmp_path / "a")
 
 
@@ -256,7 +253,7 @@ def test_versions_that_are_not_there(trained_run, wish, reason):
 
 def test_a_run_that_has_trained_nothing_yet(tmp_path):
     RunFolder.create(tmp_path, "new").close()
-    with pytest.raises(RequestError, match="no trained version.*new:base"):
+    with pytest.raises(RequestError, match=r"no trained version.*new:base"):
         choose_version(tmp_path / "new")
 
 
