@@ -90,11 +90,12 @@ types: $(DEV) ## Types
 	for folder in $$(dirname examples/*/*.py | sort -u); do \
 	  (cd $$folder && MYPYPATH=.. "$(CURDIR)/$(BIN)/mypy" --config-file "$(CURDIR)/pyproject.toml" --cache-dir "$(CURDIR)/.mypy_cache" *.py) || exit 1; done
 
-docs: $(DEV) ## Write the generated pages of docs/ anew
+docs: $(DEV) ## Write the generated pages of docs/, and the tables of figures, anew
 	$(BIN)/python -m tests.config.reference
 	$(BIN)/python -m tests.models.families
 	$(BIN)/python -m tests.models.architectures
 	$(BIN)/python web/api.py
+	$(BIN)/python web/figures.py
 
 site: $(DEV) ## Build the site of docs/ into site/; a link or an anchor that leads nowhere is an error
 	$(BIN)/python web/pages.py

@@ -298,7 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     wanted, note = flags.only or PARTS, silent if flags.json else progress
     parts = measure_rates([name for name in PARTS if name in wanted], flags.quick, note)
     if flags.json:
-        print_json(as_json(parts))
+        print_json(as_json(parts), {}, "95 %")
         return
     for name, part in parts.items():
         print_rates(name, part)

@@ -6,8 +6,14 @@ import argparse
 import json
 import os
 import platform
+import re
+import shlex
 import sys
 from collections.abc import Sequence
+from datetime import date
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -41,9 +47,11 @@ def silent(what: str) -> None:
     """Say nothing, for `--json`."""
 
 
-def print_json(result: dict[str, Any]) -> None:
-    """The result of a benchmark, for machines."""
-    print(json.dumps(result, indent=2))
+def print_json(result: dict[str, Any], n: dict[str, int], interval: str | None = None) -> None:
+    """The result of a benchmark, for machines: a file for results/. `n` says how many there were of what."""
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    head = {"date": date.today().isoformat(), "machine": describe_machine(), "command": command}
+    print(json.dumps(head | {"versions": versions(), "n": n, "interval": interval} | result, indent=2))
 
 
 def print_table(
@@ -57,14 +65,20 @@ def print_table(
         table.add_row(*row)
     console = Console()
     console.print(table)
-    for note in (*notes, f"on {describe_machine()}"):
+    told = ", ".join(f"{name} {number}" for name, number in versions().items())
+    for note in (*notes, told, f"{describe_machine()}; CPU time is steadier where others work too"):
         console.print(note, highlight=False)
 
 
+def versions() -> dict[str, str]:
+    """Of what may be measured."""
+    packages = {name: version(name) for name in ("torch", "transformers", "trl") if find_spec(name)}
+    return {"python": platform.python_version(), **packages}
+
+
 def describe_machine() -> str:
-    """Python, processor and how busy the machine is."""
-    load = os.getloadavg()[0]
-    return (
-        f"Python {platform.python_version()}, {platform.machine()}, {os.cpu_count()} cores, load {load:.1f} "
-        "(CPU time is the steadier figure on a machine that others use too)"
-    )
+    """Its processor, and how busy it is."""
+    told = Path("/proc/cpuinfo").read_text(encoding="utf-8") if sys.platform == "linux" else ""
+    name = re.search(r"^model name\s*: (.+)", told, re.MULTILINE)
+    processor, load = name[1] if name else platform.machine(), os.getloadavg()[0]
+    return f"{os.cpu_count()} cores of {processor}, load {load:.1f}"

@@ -22,7 +22,7 @@ from typing import Any
 
 from common import parse_arguments, print_json, print_table, progress, silent
 
-from etude.core.stats import estimate
+from etude.core.stats import Estimate, estimate, shown_mean
 
 CALCULATOR, TICTACTOE = "calculator", "tictactoe"
 TARGETS = {CALCULATOR: 0.9, TICTACTOE: 0.6}
@@ -44,23 +44,14 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The reward on the held-out examples."""
-
-    score: float
-    low: float
-    high: float
-    n: int
-
-
-@dataclass(frozen=True)
 class Learning:
     """One run of the demo."""
 
     seed: int
-    before: Measured
-    after: Measured
-    greedy: Measured
+    before: Estimate
+    """The reward on the held-out examples."""
+    after: Estimate
+    greedy: Estimate
     """After training, at temperature 0."""
     curve: list[Point]
     seconds: float
@@ -115,14 +106,7 @@ def learn(seed: int, task: str = CALCULATOR) -> Learning:
     told = next(event for event in events if event["event"] == "demo")
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Learning(
-        seed,
-        measured(told["before"]),
-        measured(told["after"]),
-        measured(told["greedy"]),
-        curve,
-        seconds,
-        cpu,
-        task,
+        seed, *(measured(told[when]) for when in ("before", "after", "greedy")), curve, seconds, cpu, task
     )
 
 
@@ -145,38 +129,24 @@ def read_cpu_seconds(pid: int) -> float | None:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measured(evaluation: dict[str, Any]) -> Measured:
+def measured(evaluation: dict[str, Any]) -> Estimate:
     """The reward of an evaluation."""
     scores = evaluation["scores"][evaluation["reward"]]
-    return Measured(scores["mean"], scores["low"], scores["high"], scores["n"])
+    return Estimate(scores["mean"], scores["low"], scores["high"], scores["n"])
 
 
-def as_json(runs: Sequence[Learning], games: Sequence[Learning] = ()) -> dict[str, Any]:
-    """The object that `--json` prints: scores over all seeds' episodes, medians of seconds, and each run.
-
-    `games` are those of tic-tac-toe.
-    """
-    before, after = pooled([one.before for one in runs]), pooled([one.after for one in runs])
-    found = {
-        "score_before": before.score,
-        "score_after": after.score,
-        "score_after_greedy": pooled([one.greedy for one in runs]).score,
-        "ci95_before": [before.low, before.high],
-        "ci95_after": [after.low, after.high],
-        "seconds_total": statistics.median(one.seconds for one in runs),
-        "cpu_seconds_total": statistics.median(one.cpu_seconds for one in runs),
-        "seconds_to_0_9": median([one.seconds_to_target for one in runs]),
-        "cpu_seconds_to_0_9": median([one.cpu_seconds_to_target for one in runs]),
-        "runs": [asdict(one) | {"seconds_to_0_9": one.seconds_to_target} for one in runs],
+def as_json(runs: Sequence[Learning]) -> dict[str, Any]:
+    """A task in what `--json` prints: the calculator's scores, medians of seconds, and each run."""
+    times = ("before", "after", "greedy") if runs[0].task == CALCULATOR else ()
+    scores = {when: asdict(pooled([getattr(one, when) for one in runs])) for when in times}
+    return scores | {
+        "target": runs[0].target,
+        "seconds": statistics.median(one.seconds for one in runs),
+        "cpu_seconds": statistics.median(one.cpu_seconds for one in runs),
+        "seconds_to_target": median([one.seconds_to_target for one in runs]),
+        "cpu_seconds_to_target": median([one.cpu_seconds_to_target for one in runs]),
+        "runs": [asdict(one) | {"seconds_to_target": one.seconds_to_target} for one in runs],
     }
-    if games:
-        found |= {
-            "seconds_to_0_6_tictactoe": median([one.seconds_to_target for one in games]),
-            "cpu_seconds_to_0_6_tictactoe": median([one.cpu_seconds_to_target for one in games]),
-            "seconds_total_tictactoe": statistics.median(one.seconds for one in games),
-            "runs_tictactoe": [asdict(one) | {"seconds_to_0_6": one.seconds_to_target} for one in games],
-        }
-    return found
 
 
 def median(values: Sequence[float | None]) -> float | None:
@@ -185,11 +155,9 @@ def median(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if len(known) == len(values) else None
 
 
-def pooled(parts: Sequence[Measured]) -> Measured:
-    """All seeds' episodes as one sample; an episode of this task is right or wrong."""
-    rewards = [float(place < round(one.score * one.n)) for one in parts for place in range(one.n)]
-    found = estimate(rewards)
-    return Measured(found.mean, found.low, found.high, found.n)
+def pooled(parts: Sequence[Estimate]) -> Estimate:
+    """All seeds' episodes as one sample; an episode of the calculator is right or wrong."""
+    return estimate([float(place < round(one.mean * one.n)) for one in parts for place in range(one.n)])
 
 
 def print_results(runs: Sequence[Learning]) -> None:
@@ -215,9 +183,8 @@ def print_results(runs: Sequence[Learning]) -> None:
 def _seed_row(one: Learning) -> tuple[str, ...]:
     return (
         str(one.seed),
-        f"{one.before.score:.3f} [{one.before.low:.3f}, {one.before.high:.3f}]",
-        f"{one.after.score:.3f} [{one.after.low:.3f}, {one.after.high:.3f}]",
-        f"{one.greedy.score:.3f}",
+        *(shown_mean(each.mean, each.low, each.high) for each in (one.before, one.after)),
+        f"{one.greedy.mean:.3f}",
         _seconds(one.seconds_to_target),
         _seconds(one.cpu_seconds_to_target),
         _seconds(one.seconds),
@@ -244,7 +211,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             note(f"{task}, seed {seed}")
             runs.append(learn(seed, task))
     if flags.json:
-        print_json(as_json(found[CALCULATOR], found[TICTACTOE]))
+        tasks = {task: as_json(runs) for task, runs in found.items() if runs}
+        print_json({"tasks": tasks}, {"seeds": len(found[CALCULATOR])}, "95 %")
     else:
         for runs in filter(None, found.values()):
             print_results(runs)

@@ -23,7 +23,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from importlib.metadata import version
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -219,6 +218,7 @@ MODELS = {
 }
 """Size of the vocabulary, and shape."""
 CONCURRENCIES = (1, 8, 64)
+ROUNDS = 5
 PROMPT = 32
 ANSWER = {SMALL: 64, LARGE: 32}
 """Of runs with and without a schema."""
@@ -305,11 +305,11 @@ def measure_cost(sample: Sample, prompts: Prompts, tokens: int, at_once: int) ->
     return found
 
 
-def measure(name: str, concurrency: int, ways: dict[str, Any], repeats: int) -> Setting:
+def measure(name: str, concurrency: int, ways: dict[str, Any]) -> Setting:
     """Medians of all ways, which take turns."""
     choose, count, tokens = random.Random(concurrency), max(concurrency, 4), ANSWER[name]
     costs = {way: Costs() for way in ways}
-    for number in range(repeats + 1):
+    for number in range(ROUNDS + 1):
         prompts = random_prompts(choose, count)
         for way, cost in ways.items():
             cpu, wall = cost(prompts, tokens, concurrency)
@@ -368,10 +368,10 @@ def samples_of_one(own: Sample, ask: Ask, choose: random.Random, *, keep: bool) 
     return measure_cost(own, prompts * (8 if keep else 1), 32, 64)[0]
 
 
-def worth(kind: Callable[..., float], own: Sample, ask: Ask, repeats: int) -> float:
+def worth(kind: Callable[..., float], own: Sample, ask: Ask) -> float:
     """How many times as long it takes when nothing is kept; medians that take turns."""
     costs: dict[bool, list[float]] = {True: [], False: []}
-    for number in range(repeats + 1):
+    for number in range(ROUNDS + 1):
         for keep, found in costs.items():
             seconds = kind(own, ask, random.Random(number), keep=keep)
             if number:
@@ -395,11 +395,11 @@ def measure_all(quick: bool, note: Callable[[str], None]) -> tuple[list[Setting]
                 note(f"{name}, {concurrency} at a time")
                 samples = {"etude": own, "generate": peer, "continuous": continuous(policy)}
                 ways = {way: partial(measure_cost, sample) for way, sample in samples.items()}
-                settings.append(measure(name, concurrency, ways | ({"vllm": vllm.cost} if vllm else {}), 5))
+                settings.append(measure(name, concurrency, ways | ({"vllm": vllm.cost} if vllm else {})))
         if name == SMALL:
             note(f"{name}, what is kept")
             kinds = conversations, long_conversations, samples_of_one
-            kept = {kind.__name__: worth(kind, own, ask, 5) for kind in kinds}
+            kept = {kind.__name__: worth(kind, own, ask) for kind in kinds}
         asyncio.run(engine.close())
     return settings, kept
 
@@ -415,7 +415,6 @@ def as_json(settings: Sequence[Setting], kept: dict[str, float]) -> dict[str, An
         "ratio_kept_conversations": round(kept["conversations"], 2),
         "ratio_kept_long_conversations": round(kept["long_conversations"], 2),
         "ratio_shared_prompts": round(kept["samples_of_one"], 2),
-        "versions": versions(),
         "settings": [
             {
                 "model": one.model,
@@ -429,11 +428,6 @@ def as_json(settings: Sequence[Setting], kept: dict[str, float]) -> dict[str, An
             for one in settings
         ],
     }
-
-
-def versions() -> dict[str, str]:
-    """Of what was measured."""
-    return {name: version(name) for name in ("torch", "transformers")}
 
 
 def _rounded(ratio: float | None) -> float | None:
@@ -463,7 +457,6 @@ def print_results(settings: Sequence[Setting], kept: dict[str, float]) -> None:
             f"{SMALL}: conversations that keep their cache are {kept['conversations']:.1f} times as fast, "
             f"long ones {kept['long_conversations']:.1f} times, and 64 samples of 8 prompts "
             f"{kept['samples_of_one']:.1f} times as fast as of 64",
-            ", ".join(f"{name} {number}" for name, number in versions().items()),
         ],
     )
 
@@ -473,7 +466,7 @@ def main() -> None:
     arguments = parse_arguments(__doc__ or "")
     found = measure_all(arguments.quick, silent if arguments.json else progress)
     if arguments.json:
-        print_json(as_json(*found))
+        print_json(as_json(*found), {"rounds in turns": ROUNDS})
     else:
         print_results(*found)
 

@@ -378,12 +378,11 @@ def peak_rss_mb() -> float:
     return peak / (1024 * 1024 if sys.platform == "darwin" else 1024)
 
 
-def measure_all(quick: bool, note: Callable[[str], None]) -> tuple[Memory, dict[Setting, Cost]]:
+def measure_all(quick: bool, repeats: int, note: Callable[[str], None]) -> tuple[Memory, dict[Setting, Cost]]:
     """Memory and all settings; `note` is told what is measured next."""
     note("memory")
     memory = measure_memory(epochs=20, episodes=1000)  # First: the peak of a process never falls again.
-    episodes, repeats = (400, 1) if quick else (1000, 3)
-    costs = {}
+    episodes, costs = 400 if quick else 1000, {}
     with running_server() as base_url:
         for setting in SETTINGS:
             note(setting.name)
@@ -412,6 +411,7 @@ def as_json(memory: Memory, costs: dict[Setting, Cost]) -> dict[str, Any]:
                 "calls": setting.calls,
                 "concurrency": setting.concurrency,
                 "cpu_ms_per_trajectory": round(cost.cpu_ms, 3),
+                "reference_cpu_ms": REFERENCE.cpu_ms[setting.calls, setting.concurrency],
                 "trajectories_per_s": round(cost.per_second, 1),
             }
             for setting, cost in costs.items()
@@ -444,9 +444,10 @@ def print_results(memory: Memory, costs: dict[Setting, Cost]) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, and print a table or JSON."""
     flags = parse_arguments(str(__doc__), arguments)
-    memory, costs = measure_all(flags.quick, silent if flags.json else progress)
+    repeats = 1 if flags.quick else 3
+    memory, costs = measure_all(flags.quick, repeats, silent if flags.json else progress)
     if flags.json:
-        print_json(as_json(memory, costs))
+        print_json(as_json(memory, costs), {"collections": repeats})
     else:
         print_results(memory, costs)
 

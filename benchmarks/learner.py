@@ -16,7 +16,6 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -419,11 +418,10 @@ def difference(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one - other).abs().max() / other.abs().max())
 
 
-def measure_all(quick: bool, long: bool, note: Callable[[str], None]) -> dict[Setting, Cost]:
+def measure_all(quick: bool, long: bool, repeats: int, note: Callable[[str], None]) -> dict[Setting, Cost]:
     """All settings; `note` is told what is measured next."""
     torch.set_num_threads(1)
     costs = {}
-    repeats = (3, 5)[not quick] if long else (5, 7)[not quick]
     for setting in long_settings() if long else settings(quick):
         note(setting.name)
         costs[setting] = measure(setting, repeats)
@@ -441,7 +439,6 @@ def as_json(costs: dict[Setting, Cost]) -> dict[str, Any]:
             shape: round(cost.mb["tree"] / cost.mb["trl"], 3) for shape, cost in first.items()
         },
         "max_relative_gradient_error": max(cost.gradient_error for cost in costs.values()),
-        "versions": versions(),
         "settings": [
             {
                 "model": one.model,
@@ -458,11 +455,6 @@ def as_json(costs: dict[Setting, Cost]) -> dict[str, Any]:
             for one, cost in costs.items()
         ],
     }
-
-
-def versions() -> dict[str, str]:
-    """Of what was measured."""
-    return {name: version(name) for name in ("torch", "transformers", "trl")}
 
 
 def print_results(costs: dict[Setting, Cost]) -> None:
@@ -488,7 +480,6 @@ def print_results(costs: dict[Setting, Cost]) -> None:
         [
             "ms: CPU time; x: how many times as long a peer takes (the goal); MB: torch's peak memory",
             f"gradients of tree and padding differ by {error:.1g} of the largest number at most",
-            ", ".join(f"{name} {number}" for name, number in versions().items()),
         ],
     )
 
@@ -500,9 +491,10 @@ def _ratio(ratio: float, goal: float | None) -> str:
 def main() -> None:
     """Measure, and print a table or JSON."""
     arguments = parse_arguments(__doc__ or "", long="conversations of 2k to 8k tokens alone")
-    costs = measure_all(arguments.quick, arguments.long, silent if arguments.json else progress)
+    repeats = (7 - 2 * arguments.long) - 2 * arguments.quick
+    costs = measure_all(arguments.quick, arguments.long, repeats, silent if arguments.json else progress)
     if arguments.json:
-        print_json(as_json(costs))
+        print_json(as_json(costs), {"rounds in turns": repeats})
     else:
         print_results(costs)
 

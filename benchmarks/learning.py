@@ -36,12 +36,11 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from common import print_json, print_table, progress, silent
+from common import print_json, print_table, progress, silent, versions
 from learning_task import REVERSAL, TASKS, UNAIDED, Clock, Course, train_imitator
 
 import etude
@@ -192,11 +191,6 @@ def train_apart(side: str, course: Course) -> None:
         raise SystemExit(f"{course.task}, seed {course.seed}, {side} ended with exit code {done.returncode}")
 
 
-def versions() -> dict[str, str]:
-    """Of what is compared."""
-    return {name: version(name) for name in ("torch", "transformers", "trl") if find_spec(name)}
-
-
 def rewards_at(all_series: Sequence[Series], part: int) -> list[float]:
     """The rewards at the end of a part, of all seeds, example by example."""
     return [reward for series in all_series for reward in series.points[part].rewards]
@@ -269,7 +263,14 @@ def beside_trl(pairs: Sequence[Pair]) -> dict[str, Any]:
         "times_sooner_in_wall_time": summary([pair.times_sooner("wall_seconds") for pair in pairs]),
         "targets": [pair.target for pair in pairs],
         "parts": parts,
-        "seeds": [{ETUDE: pair.etude.as_json(), TRL: pair.trl.as_json()} for pair in pairs],
+        "seeds": [
+            {
+                ETUDE: pair.etude.as_json(),
+                TRL: pair.trl.as_json(),
+                "times_sooner": pair.times_sooner("cpu_seconds"),
+            }
+            for pair in pairs
+        ],
     }
 
 
@@ -285,7 +286,7 @@ def print_tasks(tasks: Mapping[str, Sequence[Series]]) -> None:
         for series in all_series
     ]
     columns = ("task", "seed", "before", "after", "CPU s", "wall s")
-    print_table("Held-out reward", columns, rows, [f"{name} {number}" for name, number in versions().items()])
+    print_table("Held-out reward", columns, rows, [])
 
 
 def print_beside_trl(pairs: Sequence[Pair]) -> None:
@@ -375,7 +376,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         ]
     if given.json:
         found = {"model": given.model, "tasks": {name: task_as_json(own) for name, own in tasks.items()}}
-        print_json({**found, "beside_trl": beside_trl(pairs) if pairs else None, "versions": versions()})
+        found["beside_trl"] = beside_trl(pairs) if pairs else None
+        print_json(found, {"seeds": len(seeds)}, "95 %")
         return
     print_tasks(tasks)
     if pairs:

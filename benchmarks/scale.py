@@ -689,38 +689,46 @@ def settings(quick: bool) -> Sequence[Setting]:
     ]
 
 
-def measure(quick: bool, costs: Costs, note: Callable[[str], None]) -> dict[str, float]:
-    """Ten nodes to a thousand, and nodes that are lost."""
-    figures: dict[str, Any] = {f"{name}, s": value for name, value in asdict(costs).items()}
-    for setting in settings(quick):
-        outcome = simulate(setting, costs)
-        lost = f", {setting.lost_per_minute:.0%} lost a minute" if setting.lost_per_minute else ""
-        name = f"{setting.nodes} nodes, {setting.at_once} at once{lost}"
-        note(name)
-        figures |= {
-            f"{name}: calls in a second": outcome.calls_per_s,
-            f"{name}: head busy, %": 100 * outcome.head,
-            f"{name}: journal busy, %": 100 * outcome.journal,
-            f"{name}: network busy, %": 100 * outcome.network,
-            f"{name}: s to commit a call, median": outcome.waits[0],
-            f"{name}: s to commit a call, 99 %": outcome.waits[1],
-            f"{name}: episodes begun again": outcome.played_again,
-            f"{name}: calls committed again": outcome.calls_again,
-            f"{name}: virtual s": outcome.seconds,
-            f"{name}: CPU s of the simulation": outcome.real_seconds,
-            f"{name}: MB of the simulation, at most so far": outcome.peak_mb,
-        }
-    return {name: value for name, value in figures.items() if value is not None}
+def measure(setting: Setting, costs: Costs) -> dict[str, Any]:
+    """The figures of one setting; seconds are of the virtual clock."""
+    outcome = simulate(setting, costs)
+    return {
+        "nodes": setting.nodes,
+        "at_once": setting.at_once,
+        "lost_per_minute": setting.lost_per_minute,
+        "calls_per_s_wanted": round(setting.at_once / setting.work.seconds),
+        "calls_per_s": round(outcome.calls_per_s),
+        "head": outcome.head,
+        "journal": outcome.journal,
+        "network": outcome.network,
+        "commit_ms": {"median": round(1000 * outcome.waits[0], 1), "p99": round(1000 * outcome.waits[1], 1)},
+        "episodes_begun_again": outcome.played_again,
+        "calls_committed_again": outcome.calls_again,
+        "seconds": outcome.seconds,
+        "cpu_seconds_of_the_simulation": outcome.real_seconds,
+        "peak_mb_of_the_simulation": outcome.peak_mb,
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Simulate, and print."""
+    """Simulate ten nodes to a thousand, and nodes that are lost, and print."""
     flags = parse_arguments(__doc__ or "", arguments)
-    figures = measure(flags.quick, Costs(), silent if flags.json else progress)
+    note, rows = silent if flags.json else progress, []
+    for setting in settings(flags.quick):
+        note(f"{setting.nodes} nodes, {setting.at_once} at once, {setting.lost_per_minute:.0%} lost a minute")
+        rows.append(measure(setting, Costs()))
     if flags.json:
-        print_json(figures)
-    else:
-        print_table("scale", ("", ""), [(name, f"{value:,.4g}") for name, value in figures.items()], [])
+        print_json({"costs": asdict(Costs()), "settings": rows}, {})
+        return
+    for row in rows:
+        shown = [(name.replace("_", " "), _shown(value)) for name, value in row.items()]
+        print_table(f"{row['nodes']} nodes", ("", ""), shown, [])
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_shown(each)}" for name, each in value.items())
+    return "–" if value is None else f"{value:,.4g}"
 
 
 if __name__ == "__main__":

@@ -282,9 +282,9 @@ def find_vllm(server: int, model: Path) -> Place:
 
 def measure(
     places: Sequence[Place], rounds: int, size: int, say: Callable[[str], None]
-) -> list[dict[str, Any]]:
-    """Rows: median latency and requests a second of each place, which take turns."""
-    rows = []
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Median latency and requests a second of each place, which take turns, by the requests at a time."""
+    rows: dict[str, dict[str, dict[str, float]]] = {place.name: {} for place in places}
     for concurrency in CONCURRENCIES:
         say(f"{concurrency} at a time")
         found: dict[str, list[Round]] = {place.name: [] for place in places}
@@ -296,7 +296,7 @@ def measure(
         for name, taken in found.items():
             latency = statistics.median(value for one in taken for value in one.latencies)
             rate = statistics.median(len(one.latencies) / one.seconds for one in taken)
-            rows.append({"place": name, "concurrency": concurrency, "ms_p50": 1e3 * latency, "rate": rate})
+            rows[name][str(concurrency)] = {"ms_p50": 1e3 * latency, "rate": rate}
     return rows
 
 
@@ -355,18 +355,24 @@ def main() -> None:
     say = silent if arguments.json else progress
     if arguments.canned:
         result = canned(arguments.against, arguments.quick, say)
-        (print_json if arguments.json else print_canned)(result)
+        if arguments.json:
+            print_json(result, {"chats": result["canned"]["through"]["chats"]})
+        else:
+            print_canned(result)
         return
     program = os.environ.get(PROGRAM)
     if not program:
         sys.exit(f"set {PROGRAM} to vLLM's program; docs/backends.md#vllm says how to install one")
-    result = in_front_of_vllm(program, arguments.quick, say)
-    (print_json if arguments.json else print_rows)(result)
+    rounds, size = (3, 32) if arguments.quick else (7, 128)
+    result = in_front_of_vllm(program, rounds, size, say)
+    if arguments.json:
+        print_json(result, {"rounds in turns": rounds})
+    else:
+        print_rows(result)
 
 
-def in_front_of_vllm(program: str, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """The server in front of a real vLLM, that vLLM alone, and the embedded engine."""
-    rounds, size = (3, 32) if quick else (7, 128)
+def in_front_of_vllm(program: str, rounds: int, size: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """The server in front of a real vLLM, the same vLLM alone, and the embedded engine."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         model = build_model(folder / "tiny")
@@ -382,12 +388,10 @@ def in_front_of_vllm(program: str, quick: bool, say: Callable[[str], None]) -> d
                 Place("etude serve, embedded engine", embedded, "tiny"),
             ]
             rows = measure(places, rounds, size, say)
-    alone, served = (
-        {row["concurrency"]: row for row in rows if row["place"] == place.name} for place in places[:2]
-    )
+    alone, served = (rows[place.name] for place in places[:2])
     return {
-        "overhead_ms_p50": served[1]["ms_p50"] - alone[1]["ms_p50"],
-        "overhead_share": {str(n): alone[n]["rate"] / served[n]["rate"] - 1 for n in CONCURRENCIES},
+        "overhead_ms_p50": served["1"]["ms_p50"] - alone["1"]["ms_p50"],
+        "overhead_share": {n: alone[n]["rate"] / served[n]["rate"] - 1 for n in served},
         "settings": rows,
     }
 
@@ -398,8 +402,9 @@ def print_rows(result: dict[str, Any]) -> None:
         f"Chat completions of {TOKENS} tokens with logprobs and token ids",
         ["to", "at a time", "ms, median", "requests/s"],
         [
-            [row["place"], str(row["concurrency"]), f"{row['ms_p50']:.1f}", f"{row['rate']:.1f}"]
-            for row in result["settings"]
+            [place, concurrency, f"{one['ms_p50']:.1f}", f"{one['rate']:.1f}"]
+            for place, row in result["settings"].items()
+            for concurrency, one in row.items()
         ],
         [
             f"the way through the server: {result['overhead_ms_p50']:.1f} ms at 1; "

@@ -361,7 +361,7 @@ def main() -> int:
             ratio = sides[TRL]["seconds_per_step"] / sides[ETUDE]["seconds_per_step"]
             sides["ratio_vs_trl"] = round(ratio, 2)
     if flags.json:
-        print_json(results)
+        print_json({"tasks": results}, {"episodes a step": int(sizes[1]) * int(sizes[3]), "run": 1})
         return 0
     rows = [
         [

@@ -20,6 +20,8 @@ import typer
 import yaml
 from pydantic import ValidationError
 from web.api import render_api
+from web.figures import PAGES as WITH_FIGURES
+from web.figures import render_figures
 
 import etude
 from etude.cli.app import app
@@ -32,15 +34,8 @@ from tests.config.reference import render_reference
 from tests.forked import programs
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted(
-    [
-        *ROOT.glob("*.md"),
-        *ROOT.glob("docs/*.md"),
-        *ROOT.glob("benchmarks/*.md"),
-        *ROOT.glob("examples/**/*.md"),
-        *ROOT.glob("src/etude/cli/*.md"),
-    ]
-)
+FOLDERS = ("", "docs/", "benchmarks/", "examples/**/", "src/etude/cli/")
+PAGES = sorted(page for folder in FOLDERS for page in ROOT.glob(f"{folder}*.md"))
 
 _FENCE = re.compile(r"^```(?P<info>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
@@ -176,10 +171,14 @@ def run(command: list[str], folder: Path, where: str) -> None:
     assert result.returncode == 0, f"{where}: {command[-1]}\n{result.stdout}\n{result.stderr}"
 
 
-@pytest.mark.parametrize(("page", "render"), [("config.md", render_reference), ("api.md", render_api)])
+GENERATED: dict[str, Callable[[], str]] = {"docs/config.md": render_reference, "docs/api.md": render_api}
+GENERATED |= {page: functools.partial(render_figures, page) for page in WITH_FIGURES}
+
+
+@pytest.mark.parametrize(("page", "render"), GENERATED.items())
 def test_a_generated_page_is_up_to_date(page: str, render: Callable[[], str]):
-    written = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    assert written == render(), f"docs/{page} is out of date; type: make docs"
+    written = (ROOT / page).read_text(encoding="utf-8")
+    assert written == render(), f"{page} is out of date; type: make docs"
 
 
 def test_commands_that_are_shown_exist_with_their_options():
