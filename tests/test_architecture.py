@@ -60,7 +60,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 54_684,
     "modules": 251,
-    "lines of tests": 44_497,
+    "lines of tests": 44_496,
     "benchmark files": 12,
     "config keys": 306,
 }
