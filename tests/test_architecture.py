@@ -58,7 +58,7 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_684,
+    "lines of source": 54_681,
     "modules": 251,
     "lines of tests": 44_496,
     "benchmark files": 12,

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
+from copy import copy
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -24,9 +24,6 @@ from etude.core.errors import EtudeError, RequestError, alternatives
 from etude.core.interfaces import Dataset, Engine, Evaluator, Run
 from etude.core.keys import content_hash
 
-_user: ContextVar[str] = ContextVar("user", default="")
-"""The component that is being built here, and that uses what is built for it; empty outside of all."""
-
 
 class Builder:
     """Builds components on first use, and closes them in reverse order.
@@ -37,6 +34,8 @@ class Builder:
 
     target: str | None = None
     """The target that components are built for; None if there is one for the whole run."""
+    _user = ""
+    """The component that uses what is built here. Each component is built with a builder of its own."""
 
     def __init__(
         self, config: Config, run: Run | None = None, given: Mapping[str, Engine] | None = None
@@ -147,24 +146,20 @@ class Builder:
         dataset: Dataset = await self._build_once("datasets", name, source)
         return dataset
 
-    async def _build_once(self, kind: Kind, name: str, config: ComponentConfig) -> Any:
+    async def _build_once(self, kind: Kind, name: str, config: ComponentConfig, user: str = "") -> Any:
         """Return a component, and build it if it is not built yet. Concurrent callers wait for it.
 
         Raises RequestError if it waits for the component that needs it, directly or not.
         """
-        key, user = f"{kind}.{name}", _user.get()
-        if path := self._waiting_path(key, user):
+        key, user = f"{kind}.{name}", user or self._user
+        if key not in self._components and (path := self._waiting_path(key, user)):
             circle = " -> ".join((*path, key))
             raise RequestError(f"components depend on each other in a circle: {circle}")
         self._awaited[user].append(key)
         try:
             async with self._locks[key]:
                 if key not in self._components:
-                    token = _user.set(key)
-                    try:
-                        self._components[key] = await self._build(key, kind, config)
-                    finally:
-                        _user.reset(token)
+                    self._components[key] = await self._build(key, kind, config)
         finally:
             self._awaited[user].remove(key)
         return self._components[key]
@@ -178,7 +173,9 @@ class Builder:
 
     async def _build(self, key: str, kind: Kind, config: ComponentConfig) -> Any:
         registration = registry.lookup(kind, config.type_name)
-        context = contextlib.asynccontextmanager(registration.factory)(config, self)
+        own = copy(self)
+        own._user = key
+        context = contextlib.asynccontextmanager(registration.factory)(config, own)
         with user_code(EtudeError, f"cannot build {key} (_type: {registration.name})"):
             component = await self._exits.enter_async_context(context)
             if component is None:
@@ -209,8 +206,8 @@ class TargetBuilder(Builder):
         folder.mkdir(0o700, exist_ok=True)
         return folder
 
-    async def _build_once(self, kind: Kind, name: str, config: ComponentConfig) -> Any:
+    async def _build_once(self, kind: Kind, name: str, config: ComponentConfig, user: str = "") -> Any:
         if kind not in ("trajectory_builders", "trainer_adapters", "trainers"):
-            return await self._shared._build_once(kind, name, config)
+            return await self._shared._build_once(kind, name, config, self._user)
         # A copy, because trainers write the target's reward function into the configs.
         return await super()._build_once(kind, name, config.model_copy(deep=True))
