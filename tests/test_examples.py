@@ -16,13 +16,14 @@ from typing import Any
 import pytest
 import yaml
 
-from etude.core.episode import Example, call_counts
+from etude.core.episode import Example
 from etude.core.keys import generator
 from etude.engines.embedded import EmbeddedEngine
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.protocols import Move, find_protocol
 from etude.protocols.branching import FinalAnswer, Play, Question
 from etude.rollout.collector import EpisodeJob
+from etude.rollout.evaluation import call_counts
 from etude.store.journal import Journal
 from tests.cli.projects import change, events, finished
 from tests.rollout.running import collect, collect_one

@@ -115,7 +115,7 @@ def read(table, conversation, *ids, reuse=True):
     one = row(conversation, *ids)
     table.place(one, reuse=reuse)
     shared, one.cached = one.cached, len(ids)
-    table.release(one)
+    table.release(one.slot)
     return one.slot, shared
 
 
@@ -152,7 +152,7 @@ def test_a_slot_that_has_moved_or_was_taken_is_not_mistaken_for_what_it_held():
     first.cached = 100
     assert table.copies() == [Copy(first.slot, second.slot, 99)]
     for one in (first, second):
-        table.release(one)
+        table.release(one.slot)
     others = [placed(table, name, 1, 2) for name in "cd"]
     assert {one.slot for one in others} == {0, 1}
     assert not table.waits(placed(table, "e", *LONG))
@@ -170,7 +170,7 @@ def test_what_many_begin_with_is_read_once_with_the_same_weights():
         count += len(one.ids) - one.cached
         one.cached = len(one.ids)
         if len(flying) == 16:
-            table.release(flying.pop(0))
+            table.release(flying.pop(0).slot)
     assert count == 3 * 500 + 600 * 50
     table.forget()
     assert placed(table, "next", *systems[0], 1).cached == 0 and not table.copies()

@@ -11,9 +11,9 @@ import torch
 
 from etude.backends.job_training import JobData, JobTraining, Tell
 from etude.core.call import Sampling
-from etude.core.sample import Sample, Turn
+from etude.core.sample import Sample, Turn, Unit, is_trained
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.objective import Objective, Unit, is_trained
+from etude.learner.objective import Objective
 from etude.models.policy import Policy
 from tests.models.tiny_models import true_logprobs
 

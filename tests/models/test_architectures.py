@@ -12,8 +12,8 @@ import transformers
 
 from etude.algorithms.grpo import Grpo
 from etude.core.errors import RequestError
+from etude.core.sample import Unit
 from etude.engines.embedded import make_decoder
-from etude.learner.objective import Unit
 from etude.models.architecture import logit_error
 from etude.models.policy import LoraOptions, Policy
 from etude.server.backend import context_arguments

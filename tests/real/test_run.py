@@ -28,8 +28,8 @@ from etude.algorithms.grpo import Grpo
 from etude.algorithms.samples import targeted_calls
 from etude.core.call import ChatRequest, Completion, Sampling
 from etude.core.episode import WORKFLOW
+from etude.core.sample import Unit
 from etude.engines.embedded import EmbeddedEngine
-from etude.learner.objective import Unit
 from etude.models.policy import LoraOptions, Policy
 from etude.store.files import WEIGHTS_FILE
 from tests.cli.projects import events, process

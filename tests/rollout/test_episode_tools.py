@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from etude.core.episode import ToolLimits, ToolResult, ToolSet, call_counts
+from etude.core.episode import ToolLimits, ToolResult, ToolSet
 from etude.core.errors import ToolError
+from etude.rollout.evaluation import call_counts
 from etude.rollout.recorder import ToolCall
 from etude.rollout.tools import FunctionTools
 from etude.store.episodes import read_episode

@@ -19,10 +19,10 @@ from etude.core.call import ChatRequest
 from etude.core.conversion import Encoder, TrainingUnit
 from etude.core.errors import EtudeError, RequestError, TrainingError, first_line
 from etude.core.message import Message, Tool
-from etude.core.sample import Pair, Sample
+from etude.core.sample import Pair, Sample, Unit, has_gradient, is_trained, trained_tokens
 from etude.core.training_rows import DpoRow, GrpoRow, RowMessage, SupervisedRow, TrainingRow
 from etude.learner.learner import Learner, TrainingCanceled
-from etude.learner.objective import Objective, Unit, has_gradient, is_trained, trained_tokens
+from etude.learner.objective import Objective
 from etude.learner.optimiser import Step, plan_steps
 from etude.models.device import available_memory, shown_bytes
 from etude.models.policy import Policy

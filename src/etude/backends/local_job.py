@@ -25,9 +25,8 @@ from etude.backends.trainer_adapter import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
 from etude.core.job import ModelVersion
-from etude.core.sample import SampleOrPair
+from etude.core.sample import SampleOrPair, is_trained
 from etude.learner.learner import Learner, LearnerOptions
-from etude.learner.objective import is_trained
 from etude.learner.optimiser import Schedule, Snapshot
 from etude.models.device import available_memory, release_freed_memory, shown_bytes
 from etude.models.policy import Policy

@@ -182,8 +182,8 @@ class EpisodeRecord:
     @property
     def usage(self) -> Usage:
         """The sum of tokens over all answered calls."""
-        answers = (call.completion for call in self.calls if call.completion is not None)
-        return reduce(Usage.plus, (answer.usage for answer in answers), NO_USAGE)
+        answered = (call.completion.usage for call in self.calls if call.completion is not None)
+        return reduce(Usage.plus, answered, NO_USAGE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,25 +217,6 @@ def recorded_score(record: EpisodeRecord, name: str, agent: str | None = None) -
 def cut_off_share(calls: Mapping[str, int]) -> float | None:
     """Return the share of answers that were cut off, from call counts; None without answers."""
     return calls["cut_off"] / calls["answers"] if calls.get("answers") else None
-
-
-def call_counts(record: EpisodeRecord) -> dict[str, int]:
-    """Count the model calls of an episode: `answers` (of these, `cut_off`), `failed` and `retries`; and if
-    there are any, `tool_calls` and by outcome `tool_error`, `tool_refused` and `tool_failed`."""
-    counts = {"answers": 0, "cut_off": 0, "failed": 0, "retries": 0}
-    for call in record.calls:
-        counts["retries"] += call.retries
-        if call.completion is None:
-            counts["failed"] += 1
-        else:
-            counts["answers"] += 1
-            counts["cut_off"] += call.completion.finish_reason == "length"
-    for event in record.events:
-        if event.tool is not None:
-            outcome = event.tool.outcome
-            for name in ("tool_calls",) if outcome == "ok" else ("tool_calls", f"tool_{outcome}"):
-                counts[name] = counts.get(name, 0) + 1
-    return counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -204,6 +204,25 @@ SampleOrPair: TypeAlias = Sample | Pair
 """The unit of learning. The two samples of a pair share one optimiser step and one micro-batch."""
 
 
+Unit: TypeAlias = Sequence[Sample]
+"""Samples that must be trained on together: one, or (chosen, rejected)."""
+
+
+def has_gradient(unit: Unit) -> bool:
+    """Return whether training on a unit gives a gradient."""
+    return any(sample.has_gradient for sample in unit)
+
+
+def is_trained(unit: Unit) -> bool:
+    """Return whether any token of a unit is trained on."""
+    return any(any(sample.loss_weights) for sample in unit)
+
+
+def trained_tokens(units: Iterable[Unit]) -> int:
+    """Return the number of tokens that are trained on."""
+    return sum(1 for unit in units for sample in unit for weight in sample.loss_weights if weight)
+
+
 def shared_length(a: Sequence[Any], b: Sequence[Any]) -> int:
     """Return the length of the longest common prefix of two lists, tuples or texts, found by bisection."""
     same, differs = 0, min(len(a), len(b)) + 1

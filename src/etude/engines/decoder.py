@@ -76,7 +76,8 @@ class SlotDecoder:
 
     def release(self, row: LiveRow) -> None:
         """Release a finished row. Its slot keeps the tokens read until another conversation needs it."""
-        self._table.release(row)
+        if row.slot >= 0:
+            self._table.release(row.slot)
 
     def forget(self) -> None:
         """Drop all slots' contents when the weights change. Rows in flight are read again from the start."""

@@ -306,11 +306,11 @@ class SlotTable:
             row.cached = copy.length
         return [copy for _, copy in ready]
 
-    def release(self, row: LiveRow) -> None:
-        """Keep the tokens that the row read for its conversation's next turn."""
-        self._waiting.pop(row, None)
-        if row.slot >= 0:
-            held = self._held[row.slot]
+    def release(self, slot: int) -> None:
+        """Keep the tokens that the slot's row has read for its conversation's next turn."""
+        held = self._held[slot]
+        if (row := held.row) is not None:
+            self._waiting.pop(row, None)
             held.row, held.ids = None, row.ids[: row.cached]
             self._idle[held] = None
 

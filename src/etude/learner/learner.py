@@ -17,17 +17,9 @@ from typing import Literal, TypeAlias
 import torch
 
 from etude.core.errors import StoreError, TrainingError
-from etude.core.sample import Sample
+from etude.core.sample import Sample, Unit, has_gradient, is_trained, trained_tokens
 from etude.learner.head import has_plain_head
-from etude.learner.objective import (
-    Objective,
-    Pass,
-    Unit,
-    has_gradient,
-    is_trained,
-    trained_tokens,
-    with_start_logprobs,
-)
+from etude.learner.objective import Objective, Pass, with_start_logprobs
 from etude.learner.optimiser import OPTIMISER_FILE, STATE_FILE, Optimiser, Schedule, Snapshot
 from etude.learner.passes import PackedStep, Shares, padded_passes, padded_row, trained_units, tree_refusal
 from etude.learner.team import Team, idle

@@ -14,12 +14,9 @@ from typing import Any, Protocol, TypeAlias
 import torch
 import torch.nn.functional as F
 
-from etude.core.sample import Sample
+from etude.core.sample import Unit
 from etude.learner.head import Head, Shapes, selective_logprobs
 from etude.models.architecture import text_config
-
-Unit: TypeAlias = Sequence[Sample]
-"""Samples that must be trained on together: one, or (chosen, rejected)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +98,6 @@ class Objective(Protocol):
 
         `logprobs_BT` come from the policy in training, with gradient.
         """
-
-
-def has_gradient(unit: Unit) -> bool:
-    """Return whether training on a unit gives a gradient."""
-    return any(sample.has_gradient for sample in unit)
-
-
-def is_trained(unit: Unit) -> bool:
-    """Return whether any token of a unit is trained on."""
-    return any(any(sample.loss_weights) for sample in unit)
-
-
-def trained_tokens(units: Iterable[Unit]) -> int:
-    """Return the number of tokens that are trained on."""
-    return sum(1 for unit in units for sample in unit for weight in sample.loss_weights if weight)
 
 
 def with_start_logprobs(chunk: Pass, logprobs: Iterable[Sequence[float]]) -> Pass:

@@ -19,9 +19,9 @@ import torch
 
 from etude.core.call import Sampling
 from etude.core.errors import EngineError, TrainingError
-from etude.core.sample import Sample
+from etude.core.sample import Sample, Unit
 from etude.learner.head import Head, has_plain_head, head_logits, last_hidden
-from etude.learner.objective import MicroBatch, Pass, States, Unit
+from etude.learner.objective import MicroBatch, Pass, States
 from etude.learner.tree import Places, TokenTree, TreeLayout, token_tree
 from etude.learner.tree_attention import tree_attention
 from etude.learner.tree_llama import is_lean, lean_hidden

@@ -244,6 +244,13 @@ def decode_ids(tokenizer: Any, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
+def cached_decoding(tokenizer: Any) -> Decode:
+    """Return `decode_ids` of a tokenizer with the last texts kept, which are needed for stop texts,
+    comparison with the sampled ids, and parsing."""
+    decoded = lru_cache(maxsize=4)(lambda ids: decode_ids(tokenizer, ids))
+    return lambda ids: decoded(tuple(ids))
+
+
 _TAGGED = [
     (re.compile(beginning), re.compile(argument, re.DOTALL))
     for beginning, argument in (

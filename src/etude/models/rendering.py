@@ -15,7 +15,7 @@ from typing import Any
 from etude.core.errors import EngineError, ImpossibleCall, RequestError
 from etude.core.json_text import read_json
 from etude.core.message import Message, Tool, is_text, message_text
-from etude.models.answer_parsing import decode_ids
+from etude.models.answer_parsing import cached_decoding
 
 _KEPT_TEXTS = 1024
 """Size of the cache of renderings: all generations of one example start with the same prompt."""
@@ -113,8 +113,7 @@ class Rendering:
         """Matches the tokens that were added to the vocabulary, like `<|im_end|>`."""
         self._rendered = lru_cache(maxsize=_KEPT_TEXTS)(self._render)
         self.ids = lru_cache(maxsize=_KEPT_TEXTS)(lambda text: self.encode([text])[0])
-        # An answer's text is needed for stop texts, for comparison with the sampled ids, and for parsing.
-        self._decoded = lru_cache(maxsize=4)(lambda ids: decode_ids(tokenizer, ids))
+        self.decode = cached_decoding(tokenizer)
 
     def text(self, messages: Sequence[Message], tools: Sequence[Tool], options: Options, *, ask: bool) -> str:
         """Render messages; with `ask`, also the start of an answer after them.
@@ -222,10 +221,6 @@ class Rendering:
         if not before:
             return ids
         return ids[1:] if ids[:1] == (self.end_tokens[before],) else self.encode([text])[0]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        """Return the exact text of token ids, special tokens included."""
-        return self._decoded(tuple(ids))
 
     @cached_property
     def source(self) -> str:

@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, aclosing, nu
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from etude.core.episode import EpisodeRecord, Example, Failure, LoggedExample, call_counts
+from etude.core.episode import EpisodeRecord, Example, Failure, LoggedExample
 from etude.core.errors import ErrorBudgetExceeded, RequestError, first_error
 from etude.core.evaluation import (
     EvalInput,
@@ -68,6 +68,25 @@ class Evaluation(ABC):
 
         Raises ErrorBudgetExceeded if too many episodes or scores failed.
         """
+
+
+def call_counts(record: EpisodeRecord) -> dict[str, int]:
+    """Count the model calls of an episode: `answers` (of these, `cut_off`), `failed` and `retries`; and if
+    there are any, `tool_calls` and by outcome `tool_error`, `tool_refused` and `tool_failed`."""
+    counts = {"answers": 0, "cut_off": 0, "failed": 0, "retries": 0}
+    for call in record.calls:
+        counts["retries"] += call.retries
+        if call.completion is None:
+            counts["failed"] += 1
+        else:
+            counts["answers"] += 1
+            counts["cut_off"] += call.completion.finish_reason == "length"
+    for event in record.events:
+        if event.tool is not None:
+            outcome = event.tool.outcome
+            for name in ("tool_calls",) if outcome == "ok" else ("tool_calls", f"tool_{outcome}"):
+                counts[name] = counts.get(name, 0) + 1
+    return counts
 
 
 def make_item(record: EpisodeRecord) -> EvalInputItem:
