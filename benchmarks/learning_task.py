@@ -24,8 +24,8 @@ from etude.config.schema import Config
 from etude.core.episode import Example
 from etude.core.message import Message
 from etude.models.source import PACKAGED
-from etude.rollout.collections import examples_for_epoch
 from etude.rollout.evaluator import read_score
+from etude.rollout.phases import examples_for_epoch
 from etude.store.episodes import iter_episodes
 from etude.store.run_folder import RunFolder
 

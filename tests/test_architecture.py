@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_681,
+    "lines of source": 54_670,
     "modules": 251,
-    "lines of tests": 44_496,
+    "lines of tests": 44_478,
     "benchmark files": 12,
     "config keys": 306,
 }

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from etude.config.finetuning import CurriculumLearningConfig
-from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
+from etude.core.conversion import GroupFigures
 from etude.loop.curriculum import apply_curriculum, initial_state
 
 
@@ -20,22 +20,16 @@ def applied(made, seed=0, epoch=0, **keys):
     return apply_curriculum(made, initial_state(settings), settings, seed, epoch)
 
 
-def trajectory(reward, id=None, group_rewards=None, **metadata):
-    item = EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="x", logprobs=())
-    fields = {"example_id": id, "group_rewards": group_rewards, "metadata": metadata}
-    return Trajectory(episode=[item], reward=reward, **fields)
+def group(*rewards, example="a"):
+    return GroupFigures(example, len(rewards), rewards, ())
 
 
 def groups(*averages, spread=0.4):
     """Groups of two episodes around each average; the id is the place."""
     return [
-        [trajectory(average - spread / 2, id=str(place)), trajectory(average + spread / 2, id=str(place))]
+        group(average - spread / 2, average + spread / 2, example=str(place))
         for place, average in enumerate(averages)
     ]
-
-
-def selected(found):
-    return [group[0].example_id for group in found]
 
 
 @pytest.mark.parametrize(
@@ -49,17 +43,17 @@ def test_numbers_that_mean_nothing_are_refused(keys):
 def test_disabled_it_selects_everything():
     settings = CurriculumLearningConfig()
     found, state, facts = apply_curriculum(groups(0.1, 0.9), initial_state(settings), settings, 0, 0)
-    assert selected(found) == ["0", "1"]
+    assert found == {0: range(2), 1: range(2)}
     assert state == initial_state(settings)
     assert facts == {"curriculum_percentile": 1.0}
 
 
 def test_the_easiest_groups_come_first_and_the_hardest_when_asked():
     found, state, _ = applied(groups(0.2, 0.8, 0.5, 0.4), initial_percentile=0.5)
-    assert selected(found) == ["1", "2"]
+    assert [*found] == [1, 2]
     assert (state["total_groups"], state["included_groups"]) == (4, ["1", "2"])
     found, _, _ = applied(groups(0.2, 0.8, 0.5, 0.4), initial_percentile=0.5, sort_ascending=True)
-    assert selected(found) == ["0", "3"]
+    assert [*found] == [0, 3]
 
 
 def test_each_percentile_trains_for_the_expansion_interval():
@@ -76,7 +70,7 @@ def test_an_epoch_that_selects_nothing_does_not_count_as_trained():
     settings = config(initial_percentile=0.4, increment_percentile=0.4, expansion_interval=1)
     state = initial_state(settings)
     found, state, facts = apply_curriculum(groups(0.5, 0.4, spread=0.0), state, settings, 0, 0)
-    assert (found, facts["curriculum_flat_groups"]) == ([], 2)
+    assert (found, facts["curriculum_flat_groups"]) == ({}, 2)
     _, state, facts = apply_curriculum(groups(0.5, 0.4), state, settings, 0, 1)
     assert facts["curriculum_percentile"] == 0.4
     _, state, facts = apply_curriculum(groups(0.5, 0.4), state, settings, 0, 2)
@@ -84,12 +78,9 @@ def test_an_epoch_that_selects_nothing_does_not_count_as_trained():
 
 
 def test_groups_whose_rewards_hardly_differ_are_left_out_and_the_exact_difference_is_kept():
-    def pair(name, low, high):
-        return [trajectory(low, id=name), trajectory(high, id=name)]
-
-    near, exact, wide = pair("near", 0.1, 0.25), pair("exact", 0.1, 0.3), pair("wide", 0.0, 1.0)
+    near, exact, wide = group(0.1, 0.25), group(0.1, 0.3), group(0.0, 1.0)
     found, _, facts = applied([near, exact, wide], initial_percentile=1.0, min_reward_diff=0.2)
-    assert selected(found) == ["wide", "exact"]
+    assert [*found] == [2, 1]
     assert facts["curriculum_flat_groups"] == 1
 
 
@@ -105,7 +96,7 @@ def test_a_random_subsample_is_a_share_of_the_valid_groups_and_repeats_by_seed_a
     many = groups(*[n / 100 for n in range(20)])
 
     def draw(seed, epoch):
-        return selected(applied(many, seed, epoch, initial_percentile=1.0, random_subsample=0.5)[0])
+        return [*applied(many, seed, epoch, initial_percentile=1.0, random_subsample=0.5)[0]]
 
     assert len(draw(0, 0)) == 10
     assert draw(0, 0) == draw(0, 0)
@@ -114,16 +105,8 @@ def test_a_random_subsample_is_a_share_of_the_valid_groups_and_repeats_by_seed_a
 
 
 def test_a_single_group_is_only_subsampled_by_trajectory_and_the_state_stays():
-    one = [trajectory(n / 10, id="a", generation=n) for n in range(10)]
-    found, state, _ = applied([one, []], random_subsample=0.5)
-    assert [len(group) for group in found] == [5]
+    one = group(*[n / 10 for n in range(10)])
+    found, state, _ = applied([group(), one], random_subsample=0.5)
+    assert ([*found], len(found[1])) == ([1], 5)
     assert state == initial_state(config(random_subsample=0.5))
-    assert applied([one])[0] == [one]
-
-
-def test_a_group_is_judged_by_all_of_its_episodes_where_the_builder_tells_them():
-    pair = [trajectory(0.9, id="pair", group_rewards=[0.0, 0.9, 0.1])]
-    flat = [trajectory(0.9, id="flat", group_rewards=[0.9, 0.9])]
-    found, _, facts = applied([pair, flat], initial_percentile=1.0)
-    assert selected(found) == ["pair"]
-    assert facts["curriculum_easiest"] == pytest.approx(1 / 3)
+    assert applied([one])[0] == {0: range(10)}

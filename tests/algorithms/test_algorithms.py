@@ -16,7 +16,7 @@ from etude.algorithms.samples import make_pair, make_sample, same_prompt, target
 from etude.core.conversion import to_trajectory
 from etude.core.episode import WORKFLOW, Event, Example
 from etude.core.errors import RequestError
-from etude.rollout.collections import examples_for_epoch
+from etude.rollout.phases import examples_for_epoch
 from tests.algorithms.scripted_episodes import call, conversation, episode, group, ids, scored
 
 

@@ -17,7 +17,7 @@ from etude.core.job import TrainingJobRef
 from etude.engines.ledger import Ledger, find_prices, load_bill, require_bounded, unpriced_models
 from etude.engines.meter import MeteredEngine, Purpose, asking_for, most_tokens
 from etude.groups.model_jobs import ModelJobs
-from etude.rollout.collections import collecting_for, current_number
+from etude.rollout.phases import collecting_for, current_number
 from etude.store.journal import Journal
 from etude.store.log import ModelLog
 from etude.wire.retries import note_charged

@@ -28,12 +28,12 @@ def trajectory(reward, **fields):
     return Trajectory(episode=[item], reward=reward, **fields)
 
 
-def collection(*groups):
-    return TrajectoryCollection(trajectories=list(groups), run_id="run")
+def figures(*groups):
+    return TrajectoryCollection(trajectories=list(groups), run_id="run").figures
 
 
 def test_rewards_are_those_of_all_scored_episodes_where_the_builder_tells_them():
-    metrics = collection_metrics(collection([trajectory(1.0)]), {"rewards": [0.0, 0.5, 1.0], "episodes": 4})
+    metrics = collection_metrics(figures([trajectory(1.0)]), {"rewards": [0.0, 0.5, 1.0], "episodes": 4})
     assert (metrics["avg_reward"], metrics["min_reward"], metrics["max_reward"]) == (0.5, 0.0, 1.0)
     counts = [metrics[key] for key in ("num_trajectories", "num_groups", "episodes", "num_scored")]
     assert counts == [1, 1, 4, 3]
@@ -41,13 +41,13 @@ def test_rewards_are_those_of_all_scored_episodes_where_the_builder_tells_them()
 
 
 def test_without_facts_rewards_are_those_of_the_trajectories():
-    metrics = collection_metrics(collection([trajectory(1.0), trajectory(0.0)], [trajectory(0.5)]), {})
+    metrics = collection_metrics(figures([trajectory(1.0), trajectory(0.0)], [trajectory(0.5)]), {})
     assert (metrics["avg_reward"], metrics["num_scored"]) == (pytest.approx(0.5), 3)
-    assert collection_metrics(collection(), {})["avg_reward"] is None
+    assert collection_metrics(figures(), {})["avg_reward"] is None
 
 
 def test_the_reward_of_a_selection_is_by_group():
-    metrics = selection_metrics(collection([trajectory(0.9, group_rewards=[0.0, 0.9])], [trajectory(0.5)]))
+    metrics = selection_metrics(figures([trajectory(0.9, group_rewards=[0.0, 0.9])], [trajectory(0.5)]))
     assert metrics["filtered_avg_reward"] == pytest.approx((0.0 + 0.9 + 0.5) / 3)
     assert (metrics["filtered_groups"], metrics["filtered_trajectories"]) == (2, 2)
 
@@ -108,9 +108,7 @@ def test_without_validation_nothing_is_called_before_after_or_best():
 
 
 def test_every_evaluator_is_in_the_metrics_of_epochs_and_validations():
-    metrics = collection_metrics(
-        collection(), {"scores": {"correct": [1.0, 0.0], "brief": []}, "rewards": []}
-    )
+    metrics = collection_metrics(figures(), {"scores": {"correct": [1.0, 0.0], "brief": []}, "rewards": []})
     correct = metrics["evaluators"]["correct"]
     assert (correct["mean"], correct["n"]) == (0.5, 2)
     assert 0 <= correct["low"] < 0.5 < correct["high"] <= 1
@@ -120,21 +118,20 @@ def test_every_evaluator_is_in_the_metrics_of_epochs_and_validations():
 
 
 def test_an_interval_that_is_not_known_is_none():
-    assert collection_metrics(collection(), {"rewards": [7.0]})["reward_low"] is None
-    assert collection_metrics(collection(), {"rewards": [0.7]})["reward_low"] > 0
+    assert collection_metrics(figures(), {"rewards": [7.0]})["reward_low"] is None
+    assert collection_metrics(figures(), {"rewards": [0.7]})["reward_low"] > 0
 
 
 def test_groups_with_equal_rewards_are_counted_where_rewards_are_compared():
     flat, other = [trajectory(1.0), trajectory(1.0)], [trajectory(0.0), trajectory(1.0)]
     alone, steps = [trajectory(1.0)], [trajectory(1.0).model_copy(update={"shaped_rewards": [0.0, 1.0]})] * 2
-    assert collection_metrics(collection(flat, other, alone, steps), {})["reward_groups"] == {
+    assert collection_metrics(figures(flat, other, alone, steps), {})["reward_groups"] == {
         "compared": 3,
         "flat": 1,
     }
     told = {"reward_groups": {"compared": 4, "flat": 4}}
-    assert collection_metrics(collection(), told)["reward_groups"] == told["reward_groups"]
-    imitated = collection(flat).model_copy(update={"method": "supervised"})
-    assert "reward_groups" not in collection_metrics(imitated, {})
+    assert collection_metrics(figures(), told)["reward_groups"] == told["reward_groups"]
+    assert "reward_groups" not in collection_metrics(figures(flat), {}, compares=False)
 
 
 def test_validations_count_where_there_are_any_and_epochs_otherwise():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from etude.core.call import Call, ChatRequest, Completion, Sampling, Usage
 from etude.core.episode import SIMULATED_USER, EpisodeRecord, Example
 from etude.core.errors import ErrorBudgetExceeded
-from etude.rollout.collections import CollectionStats
+from etude.loop.collections import CollectionStats
 from etude.rollout.collector import Collector
 from etude.rollout.evaluation import ErrorBudget, EvaluationRun, rescore
 from etude.rollout.evaluator import FunctionEvaluator

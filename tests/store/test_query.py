@@ -9,7 +9,7 @@ import pytest
 
 from etude.core.episode import EpisodeRecord, Example, Failure
 from etude.core.errors import RequestError
-from etude.rollout.collections import collection_phase, phase_name
+from etude.rollout.phases import collection_phase, phase_name
 from etude.store.episodes import choose_phase, encode_episode, list_phases, phase_epoch
 from etude.store.journal import Journal
 from etude.store.outline import EpisodeOutline, find_episodes, outlines, parse_query

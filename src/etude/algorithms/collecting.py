@@ -36,8 +36,8 @@ from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
 from etude.core.keys import content_hash, generator
 from etude.core.sample import Kind, SampleOrPair
 from etude.core.trajectory import Method
-from etude.rollout.collections import current_number, examples_for_epoch
 from etude.rollout.evaluation import merge_outputs
+from etude.rollout.phases import current_number, examples_for_epoch
 from etude.store.files import append_json_line
 
 if TYPE_CHECKING:

@@ -34,6 +34,20 @@ _WRITTEN = {EpisodeItemRole.ENVIRONMENT: "user", EpisodeItemRole.OTHER: "user"}
 _AS_LISTS = list[list[InstanceOf[Sample] | InstanceOf[Pair] | Trajectory]]
 
 
+@dataclass(frozen=True, slots=True)
+class GroupFigures:
+    """A group of a collection without its data, for metrics and the curriculum."""
+
+    example: str | None
+    size: int
+    """The number of its units."""
+    rewards: Sequence[float]
+    """The rewards of all its episodes if the builder tells them, else of its units: an episode may have
+    several units, and a pair only has a difference of rewards."""
+    returns: Sequence[float | None]
+    """The returns of all turns, in units whose agent gave step rewards."""
+
+
 class TrajectoryCollection(DataModel):
     """The samples or pairs of one epoch, in groups. A group starts from one example (or one turn)."""
 
@@ -50,6 +64,19 @@ class TrajectoryCollection(DataModel):
     def __len__(self) -> int:
         """Return the number of units in all groups together."""
         return sum(map(len, self.groups))
+
+    @property
+    def figures(self) -> list[GroupFigures]:
+        """The figures of each group."""
+        return [
+            GroupFigures(
+                _example(group[0]) if group else None,
+                len(group),
+                tuple((group[0].group_rewards if group else None) or [unit.reward for unit in group]),
+                [value for unit in group for value in _returns(unit) or ()],
+            )
+            for group in self.groups
+        ]
 
     @computed_field(repr=False)  # type: ignore[prop-decorator]  # the order that pydantic documents
     @property
@@ -71,6 +98,16 @@ class TrajectoryCollection(DataModel):
         if "trajectories" in changes:
             changes["groups"] = changes.pop("trajectories")
         return super().model_copy(update=changes, deep=deep)
+
+
+def _example(unit: TrainingUnit) -> str | None:
+    return unit.example_id if isinstance(unit, Trajectory) else unit.samples[0].example
+
+
+def _returns(unit: TrainingUnit) -> Sequence[float | None] | None:
+    if isinstance(unit, Trajectory):
+        return unit.shaped_rewards
+    return unit.returns if isinstance(unit, Sample) else None
 
 
 @dataclass(frozen=True, slots=True)

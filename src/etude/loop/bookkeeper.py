@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from etude.algorithms.algorithm import data_kind
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig
-from etude.core.conversion import TrajectoryCollection
+from etude.core.conversion import GroupFigures
 from etude.core.data_model import finite
-from etude.core.episode import EpisodeRecord
 from etude.core.errors import EtudeError, JobStillRunning, RunStopped, TrainingError
 from etude.core.evaluation import EvalOutput
 from etude.core.history import AlarmEvent, Entry, EpochEntry, History, ValidationEntry
@@ -26,9 +26,9 @@ from etude.groups.agents import ModelSettings
 from etude.groups.model_jobs import ModelJobs
 from etude.groups.opponents import OpponentPool
 from etude.loop.alarms import PAGE, active_alarms, alarm_events
+from etude.loop.collections import Collections, TargetWatch
 from etude.loop.metrics import call_metrics, collection_metrics, reason_for_skip, selection_metrics
-from etude.loop.training_data import Provenance, TargetWatch
-from etude.rollout.collections import Collections, collecting_for, current_number
+from etude.rollout.phases import collecting_for, current_number
 from etude.runtime import Runtime
 from etude.store.figures import best_version, causes_in, last_version, show_command, summary_in, versions_made
 from etude.store.files import private_folder
@@ -88,22 +88,21 @@ class Bookkeeper:
             ledger=runtime.ledger,
         )
         self._progress = runtime.progress
-        self._provenance = Provenance(model)
-        self._targeted = TargetWatch(config.target_functions, model, warn, runtime.target)
-
-        def saw(epoch: int, episode: EpisodeRecord) -> None:
-            self._provenance.saw(epoch, episode)
-            self._targeted.saw(episode)
-
         self.collections = Collections(
-            runtime.evaluation, model, lambda: self.epoch, saw, self.require_not_stopped
+            runtime.evaluation,
+            model,
+            epoch=lambda: self.epoch,
+            before=self.require_not_stopped,
+            versions=lambda: (self.model.version, versions_made(self.history)),
+            ahead=int(config.collect_ahead),
+            targets=TargetWatch(config.target_functions, model, warn, runtime.target),
         )
         pools = [each for each in map(innermost, runtime.engines.values()) if isinstance(each, OpponentPool)]
         self.opponents = [pool for pool in pools if pool.config.of == model]
         for pool in self.opponents:
             pool.follow(self.log)
-        self.built: dict[int, tuple[TrajectoryCollection, dict[str, Any]]] = {}
-        """For each epoch: the builder's finished collection, and its facts about that."""
+        self.built: dict[int, tuple[Sequence[GroupFigures], dict[str, Any]]] = {}
+        """For each epoch: the figures of the builder's finished collection, and its facts about that."""
         self.jobs: dict[int, int] = {}
         """How many jobs this process has submitted for an epoch, or found submitted."""
         self.begun: dict[str, tuple[int, float, TrainingJobRef]] = {}
@@ -187,17 +186,6 @@ class Bookkeeper:
         retry = f"-retry-{attempt}" if attempt else ""
         return f"{self.runtime.run.first_name}-epoch-{epoch + 1}{whose}{which}{retry}"
 
-    def check(self, collection: TrajectoryCollection, epoch: int) -> None:
-        """Raise TrainingError unless the epoch's data comes from the weights that it was collected from."""
-        self._provenance.check(
-            collection,
-            self.collections.of(epoch).model_versions,
-            self.model.version,
-            versions_made(self.history),
-            int(self.config.collect_ahead),
-            epoch,
-        )
-
     async def sampled_from(self, epoch: int) -> ModelVersion | None:
         """Return the weights that the epoch's episodes are sampled from: those at the first call."""
         log = self.log
@@ -218,7 +206,7 @@ class Bookkeeper:
         output, reward = seen.output, self.config.reward_function
         name = None if reward is None else reward.name
         items = dict(output.evaluation_results).get(name or "", EvalOutput()).eval_output_items
-        collection, facts = self.built.get(epoch, (TrajectoryCollection(run_id=run_id), {}))
+        groups, facts = self.built.get(epoch, ((), {}))
         counted = {
             "episodes": seen.episodes,
             **call_metrics(output),
@@ -232,7 +220,8 @@ class Bookkeeper:
             rewards = [await self.builder.compute_reward(item, meta) for item in items if item.is_scored]
             counted["rewards"] = rewards
         given = {"scores": output.scores(), "bounds": output.bounds(), "reward": name}
-        metrics = collection_metrics(collection, {**counted, **facts, **given})
+        compares = data_kind(self.builder.method) != "imitation"
+        metrics = collection_metrics(groups, {**counted, **facts, **given}, compares=compares)
         return self.with_name({**metrics, **self.trainer._curriculum_facts})
 
     async def adopt(self, epoch: int, ref: TrainingJobRef, status: TrainingJobStatus) -> EpochEntry:
@@ -270,8 +259,7 @@ class Bookkeeper:
 
     async def skip(self, epoch: int, reason: str) -> None:
         """Record that there was nothing to train on. Selected data was not submitted."""
-        nothing = selection_metrics(TrajectoryCollection(run_id=self.history.run_id))
-        metrics = {**await self.metrics(epoch), **nothing}
+        metrics = {**await self.metrics(epoch), **selection_metrics(())}
         await self._add_epoch(epoch, metrics, skipped=reason, sampled_from=await self.sampled_from(epoch))
         self._progress.skipped(epoch + 1, self.by_name(reason))
         self.report()
@@ -283,7 +271,7 @@ class Bookkeeper:
 
     async def _add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> EpochEntry:
         """Record an epoch. `outcome` has the other fields of its entry."""
-        self._targeted.epoch_over(is_empty="skipped" in outcome and not self.history.trained)
+        self.collections.targets.epoch_over(is_empty="skipped" in outcome and not self.history.trained)
         outcome = {"curriculum_state": finite(self.trainer.get_curriculum_state()), **outcome}
         made = EpochEntry(epoch=epoch + 1, metrics=metrics, version=self.model.version, **outcome)
         entry = await self.add(made)

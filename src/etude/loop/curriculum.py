@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from etude.config.finetuning import CurriculumLearningConfig
-from etude.core.conversion import TrainingUnit, to_trajectory
+from etude.core.conversion import GroupFigures
 from etude.core.keys import generator
 
 State = dict[str, Any]
 """`current_percentile`, `epochs_at_percentile`, `last_expansion_epoch` (-1: never), `total_groups` (with
 enough difference, in the last epoch) and `included_groups` (ids of the groups last trained on)."""
 
-T = TypeVar("T")
-
-Groups = list[list[TrainingUnit]]
+Selection = dict[int, Sequence[int]]
+"""The indices of the groups to train on, in order, each with the indices of its units."""
 
 _ROUNDING = 1e-9
 """Tolerates rounding: 10 groups at 0.1 + 0.2 are 3 groups, not 4."""
@@ -44,70 +43,58 @@ def with_sets(state: State) -> dict[str, Any]:
 
 
 def apply_curriculum(
-    groups: Sequence[Sequence[TrainingUnit]],
-    state: State,
-    config: CurriculumLearningConfig,
-    seed: int,
-    epoch: int,
-) -> tuple[Groups, State, dict[str, Any]]:
+    groups: Sequence[GroupFigures], state: State, config: CurriculumLearningConfig, seed: int, epoch: int
+) -> tuple[Selection, State, dict[str, Any]]:
     """Return the groups to train on in `epoch`, the state after it, and facts to show.
 
     A disabled curriculum selects everything. A single group is not filtered; `random_subsample` then draws
     from its trajectories. If no group has rewards that differ enough, nothing is selected. Then the epoch
     does not count as trained at its percentile.
     """
-    present = [list(group) for group in groups if group]
+    present = {index: range(group.size) for index, group in enumerate(groups) if group.size}
     if not config.enabled:
-        return present, dict(state), {"curriculum_percentile": 1.0}
+        return {**present}, dict(state), {"curriculum_percentile": 1.0}
     if len(present) == 1:
-        kept = _subsample(present[0], len(present[0]), config, seed, epoch)
+        kept = {index: _subsample(units, len(units), config, seed, epoch) for index, units in present.items()}
         share = state["current_percentile"]
-        return [kept], dict(state), {"curriculum_percentile": share, "curriculum_groups": 1}
+        return kept, dict(state), {"curriculum_percentile": share, "curriculum_groups": 1}
     least = config.min_reward_diff - _ROUNDING
-    valid = [group for group in present if max(rewards := rewards_in_group(group)) - min(rewards) >= least]
+    rewards = {index: groups[index].rewards for index in present}
+    averages = {index: math.fsum(own) / len(own) for index, own in rewards.items()}
+    valid = [index for index, own in rewards.items() if max(own) - min(own) >= least]
     facts: dict[str, Any] = {
         "curriculum_groups": len(valid),
         "curriculum_flat_groups": len(present) - len(valid),
     }
     if not valid:
-        return [], dict(state), facts | {"curriculum_percentile": state["current_percentile"]}
-    positions = {id(group): str(index) for index, group in enumerate(present)}
+        return {}, dict(state), facts | {"curriculum_percentile": state["current_percentile"]}
     sign = 1 if config.sort_ascending else -1
-    valid.sort(key=lambda group: sign * _average(group))
+    valid.sort(key=lambda index: sign * averages[index])
     expanded, share = dict(state), state["current_percentile"]
     if share < 1 and state["epochs_at_percentile"] >= config.expansion_interval:
         share = min(1.0, round(share + config.increment_percentile, 9))
         expanded |= {"current_percentile": share, "epochs_at_percentile": 0, "last_expansion_epoch": epoch}
-    selected = valid[: max(1, math.ceil(len(valid) * share - _ROUNDING))]
+    selected: Sequence[int] = valid[: max(1, math.ceil(len(valid) * share - _ROUNDING))]
     selected = _subsample(selected, len(valid), config, seed, epoch)
-    names = (to_trajectory(group[0]).example_id or positions[id(group)] for group in selected)
+    names = (groups[index].example or str(index) for index in selected)
     after = expanded | {
         "epochs_at_percentile": expanded["epochs_at_percentile"] + 1,
         "total_groups": len(valid),
         "included_groups": sorted(names),
     }
-    averages = sorted(map(_average, valid), reverse=True)
+    easiest_first = sorted((averages[index] for index in valid), reverse=True)
     facts |= {
         "curriculum_percentile": share,
-        "curriculum_easiest": averages[0],
-        "curriculum_median": averages[len(averages) // 2],
-        "curriculum_hardest": averages[-1],
+        "curriculum_easiest": easiest_first[0],
+        "curriculum_median": easiest_first[len(valid) // 2],
+        "curriculum_hardest": easiest_first[-1],
     }
-    return selected, after, facts
+    return {index: present[index] for index in selected}, after, facts
 
 
-def rewards_in_group(group: Sequence[TrainingUnit]) -> list[float]:
-    """Return the rewards of all episodes in a group if the builder tells them, else of its training units."""
-    known = group[0].group_rewards if group else None
-    return list(known or [unit.reward for unit in group])
-
-
-def _average(group: Sequence[TrainingUnit]) -> float:
-    rewards = rewards_in_group(group)
-    return math.fsum(rewards) / len(rewards)
-
-
-def _subsample(items: list[T], of: int, config: CurriculumLearningConfig, seed: int, epoch: int) -> list[T]:
+def _subsample(
+    items: Sequence[int], of: int, config: CurriculumLearningConfig, seed: int, epoch: int
+) -> Sequence[int]:
     """Return at most the share `random_subsample` of `of` items, in their order."""
     if config.random_subsample is None:
         return items

@@ -20,7 +20,7 @@ from etude.core.return_checks import wrap_implementations
 from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.curriculum import apply_curriculum, initial_state, with_sets
 from etude.loop.metrics import reward_metrics, validation_metrics
-from etude.rollout.collections import collecting_for, current_number
+from etude.rollout.phases import collecting_for, current_number
 from etude.runtime import Runtime
 
 Method: TypeAlias = Callable[..., Any]
@@ -254,15 +254,17 @@ class Trainer(ABC):
         is journalled with the epoch, and restored when the run is resumed.
         """
         config = self.curriculum_config or CurriculumLearningConfig()
-        groups, state, self._curriculum_facts = apply_curriculum(
-            trajectory_collection.groups,
+        groups = trajectory_collection.groups
+        selected, state, self._curriculum_facts = apply_curriculum(
+            trajectory_collection.figures,
             finite(self._curriculum_state or initial_state(config)),
             config,
             self.run_config.seed,
             epoch,
         )
         self._curriculum_state = with_sets(state)
-        return trajectory_collection.model_copy(update={"groups": groups})
+        kept = [[groups[index][unit] for unit in units] for index, units in selected.items()]
+        return trajectory_collection.model_copy(update={"groups": kept})
 
     def get_curriculum_state(self) -> dict[str, Any]:
         """Return the curriculum's state and config, as JSON."""

@@ -6,55 +6,51 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from etude.algorithms.algorithm import data_kind
-from etude.algorithms.episodes import UnitGroup, reward_groups
-from etude.core.conversion import TrajectoryCollection
+from etude.core.conversion import GroupFigures
 from etude.core.episode import cut_off_share
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.history import History
 from etude.core.stats import Bounds, Distribution, estimate
-from etude.loop.curriculum import rewards_in_group
 
 _RAW = ("rewards", "scores", "bounds", "reward")
 """Facts that metrics are computed from, and that are not metrics themselves."""
 
 
-def collection_metrics(collection: TrajectoryCollection, facts: dict[str, Any]) -> dict[str, Any]:
+def collection_metrics(
+    groups: Sequence[GroupFigures], facts: dict[str, Any], *, compares: bool = True
+) -> dict[str, Any]:
     """Return the figures of a collection.
 
     The figures of `reward_metrics` cover all scored episodes if `facts` has their `rewards`, else the
     trajectories. `evaluators` has the mean of each evaluator's `scores`, within its `bounds`. `reward` names
     the evaluator whose scores are the rewards, unless the builder shapes them. `reward_groups` counts the
-    groups of episodes that are `compared` with each other. Of these, the `flat` ones have no advantage: the
-    builder says so, or else all rewards are equal.
+    groups of episodes that are `compared` with each other, if the algorithm `compares` any. Of these, the
+    `flat` ones have no advantage: the builder says so, or else all rewards are equal.
     """
     rewards, scores, bounds = facts.get("rewards"), facts.get("scores") or {}, facts.get("bounds") or {}
-    rewards = _rewards(collection) if rewards is None else rewards
+    rewards = _rewards(groups) if rewards is None else rewards
     is_shaped = sorted(rewards) != sorted(scores.get(facts.get("reward"), ()))
     metrics = {
         **reward_metrics(rewards, None if is_shaped else bounds.get(facts.get("reward"))),
         "evaluators": _by_evaluator(scores, bounds),
-        "num_trajectories": len(collection),
-        "num_groups": len(collection.groups),
+        "num_trajectories": sum(group.size for group in groups),
+        "num_groups": len(groups),
         **{key: value for key, value in facts.items() if key not in _RAW},
     }
-    if data_kind(collection.method) != "imitation" and "reward_groups" not in facts:
+    if compares and "reward_groups" not in facts:
         # Step rewards can differ even if rewards are equal.
-        shaped = [
-            [*rewards_in_group(group), *(reward for each in group for reward in each.shaped_rewards or ())]
-            for group in collection.trajectories
-        ]
-        groups = [UnitGroup([], own) for own in shaped]
-        metrics["reward_groups"] = reward_groups(groups, [len({*own}) > 1 for own in shaped])
+        earned = [own for group in groups if len(own := [*group.rewards, *group.returns]) > 1]
+        flat = sum(len({*own}) == 1 for own in earned)
+        metrics["reward_groups"] = {"compared": len(earned), "flat": flat}
     return metrics
 
 
-def selection_metrics(selected: TrajectoryCollection) -> dict[str, Any]:
+def selection_metrics(selected: Sequence[GroupFigures]) -> dict[str, Any]:
     """Return the figures of the data that the curriculum selected."""
     rewards = reward_metrics(_rewards(selected))
     return {
-        "filtered_trajectories": len(selected),
-        "filtered_groups": len(selected.groups),
+        "filtered_trajectories": sum(group.size for group in selected),
+        "filtered_groups": len(selected),
         **{f"filtered_{key}": rewards[key] for key in ("avg_reward", "min_reward", "max_reward")},
     }
 
@@ -157,7 +153,5 @@ def reason_to_stop(history: History, patience: int | None, target_reward: float 
     return f"the last {patience} {kind} rewards have not beaten {best:.3f}"
 
 
-def _rewards(collection: TrajectoryCollection) -> list[float]:
-    """Return a reward per episode if the builder tells them. An episode may have several trajectories, and a
-    pair only has a difference of rewards."""
-    return [reward for group in collection.groups for reward in rewards_in_group(group)]
+def _rewards(groups: Sequence[GroupFigures]) -> list[float]:
+    return [reward for group in groups for reward in group.rewards]

@@ -60,7 +60,7 @@ class RecordedBuilder(RecordedPart):
     async def finalize(self, run_id: str, *args: Any, **kwargs: Any) -> TrajectoryCollection:
         """Return the builder's collection."""
         collection: TrajectoryCollection = await self._part.finalize(run_id, *args, **kwargs)
-        self._books.built[self._books.epoch] = collection, self._part.facts(run_id)
+        self._books.built[self._books.epoch] = collection.figures, self._part.facts(run_id)
         return collection
 
 
@@ -92,7 +92,7 @@ class RecordedAdapter(RecordedPart):
             known.ref.run_id in log.state.ended or await books.model.is_known(known.ref)
         ):
             return known.ref
-        books.check(collection, epoch)
+        books.collections.check(collection, epoch)
         named = collection.model_copy(update={"run_id": books.job_name(epoch, job)})
         try:
             ref = await books.model.submit(named)
@@ -103,7 +103,7 @@ class RecordedAdapter(RecordedPart):
             named = collection.model_copy(update={"run_id": books.job_name(epoch, job)})
             ref = await books.model.submit(named)
         if isinstance(ref, TrainingJobRef):
-            metrics = {**await books.metrics(epoch), **selection_metrics(collection)}
+            metrics = {**await books.metrics(epoch), **selection_metrics(collection.figures)}
             state = finite(books.trainer.get_curriculum_state())
             submission = Submission(
                 ref=ref, epoch=epoch, job=job, metrics=json_facts(metrics), curriculum_state=state

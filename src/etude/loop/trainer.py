@@ -25,7 +25,7 @@ from etude.loop.curriculum import with_sets
 from etude.loop.interface import Trainer
 from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metrics
 from etude.loop.warm_up import WarmUp
-from etude.rollout.collections import collecting_for
+from etude.rollout.phases import collecting_for
 from etude.runtime import Runtime
 from etude.store.figures import summarize, versions_to_keep
 
@@ -231,11 +231,11 @@ class EpochTrainer(Trainer):
         with books.working_on(epoch):
             await self.trajectory_builder.start_run(run_id=run_id, meta=meta)
             collection = await self.trajectory_builder.finalize(run_id=run_id, meta=meta)
-            books.check(collection, epoch)
+            books.collections.check(collection, epoch)
         seconds = time.monotonic() - started
         self._curriculum_facts = {}
         self._prepared[epoch] = selected = self.apply_curriculum_learning(collection, epoch)
-        self._curriculum_facts |= {"collecting_seconds": seconds, **selection_metrics(selected)}
+        self._curriculum_facts |= {"collecting_seconds": seconds, **selection_metrics(selected.figures)}
 
     async def follow_job(self, epoch: int, ref: TrainingJobRef) -> TrainingJobStatus:
         """Wait for the epoch's job. Raises TrainingError when it is not completed."""

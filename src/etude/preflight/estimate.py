@@ -24,7 +24,7 @@ from etude.engines.ledger import (
     require_bounded,
     unpriced_models,
 )
-from etude.loop.training_data import TargetWatch
+from etude.loop.collections import TargetWatch
 from etude.preflight.finding import Findings
 from etude.runtime import open_runtime
 from etude.store.episodes import iter_episodes
