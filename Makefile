@@ -94,7 +94,6 @@ docs: $(DEV) ## Write the generated pages of docs/, and the tables of figures, a
 	$(BIN)/python -m tests.config.reference
 	$(BIN)/python -m tests.models.families
 	$(BIN)/python -m tests.models.architectures
-	$(BIN)/python web/api.py
 	$(BIN)/python web/figures.py
 
 site: $(DEV) ## Build the site of docs/ into site/; a link or an anchor that leads nowhere is an error

@@ -1,5 +1,7 @@
 """Write the pages of the site into build/docs: those of docs/, and the README as the first.
 
+An item of a list that is a link to a Python name (docs/api.md) becomes the name's signature and docstring.
+
 `make site` calls it. The site has no other files of the repository: a link to one becomes text and a path.
 """
 
@@ -17,6 +19,7 @@ BUILT = ROOT / "build" / "docs"
 
 _BLOCK = r"^```(?P<language>\w*)(?P<orders>[^\n]*)(?P<code>\n.*?^```)$"
 _LINK = r"\[(?P<text>[^\]]*)\]\((?P<address>[^)\s#:]+)(?P<anchor>#[^)\s]*)?\)"
+_NAME = re.compile(r"^- \[`(etude\.[\w.]+)`\]\(\S+\)$", re.MULTILINE)
 _PIECE = re.compile(f"{_BLOCK}|{_LINK}", re.MULTILINE | re.DOTALL)
 
 
@@ -50,7 +53,7 @@ def converted(page: Path) -> str:
         name = f"`{path.relative_to(ROOT)}`"
         return name if text.strip("`") in name else f"{text} ({name})"
 
-    return _PIECE.sub(piece, page.read_text(encoding="utf-8"))
+    return _PIECE.sub(piece, _NAME.sub(r"::: \1\n", page.read_text(encoding="utf-8")))
 
 
 if __name__ == "__main__":
