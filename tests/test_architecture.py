@@ -60,7 +60,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 54_670,
     "modules": 251,
-    "lines of tests": 44_478,
+    "lines of tests": 44_439,
     "benchmark files": 12,
     "config keys": 306,
 }

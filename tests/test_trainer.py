@@ -86,7 +86,7 @@ async def test_a_stuck_job_that_cannot_be_cancelled_is_not_made_a_second_time(ru
 async def test_weights_that_have_not_changed_are_an_error(run):
     same = version(1).model_copy(update={"digest": version(0).digest})
     run.adapter.behave = lambda found: found.model_copy(update={"version": same})
-    with pytest.raises(TrainingError, match="the weights have not changed"):
+    with pytest.raises(TrainingError, match=f"weights .*digest {same.digest}"):
         await run.start()
 
 
@@ -95,7 +95,7 @@ async def test_an_engine_that_goes_on_with_the_old_weights_is_an_error(run):
         pass
 
     run.engine.adopt = ignore
-    with pytest.raises(TrainingError, match="still samples from version 0 after adopting version 1"):
+    with pytest.raises(TrainingError, match="version 0 after adopting version 1"):
         await run.start()
 
 
@@ -105,7 +105,7 @@ async def test_an_engine_that_answers_with_other_weights_than_it_says_is_an_erro
             return replace(await super().complete(request), model_version=0)
 
     run.engine = Stale(lambda request: ["yes", "no"][request.key % 2])
-    with pytest.raises(TrainingError, match=r"epoch 2 were not sampled from version 1,.*12 from version 0"):
+    with pytest.raises(TrainingError, match=r"epoch 2 .*version 1,.*12 from version 0"):
         await run.start()
 
 
@@ -122,7 +122,7 @@ async def test_a_backend_without_versions_trains_with_a_warning(run, tmp_path):
 
 async def test_a_run_that_trained_on_nothing_fails(run):
     run.engine = ScriptedEngine(lambda request: "no")
-    with pytest.raises(TrainingError, match=rf"trained on nothing in 2 epochs.*3 × {NO_ADVANTAGE}"):
+    with pytest.raises(TrainingError, match=rf"nothing in 2 epochs.*3 × {NO_ADVANTAGE}"):
         await run.start(num_epochs=2)
     assert len([event for event in run.watcher.events if event.startswith("skipped")]) == 2
     assert run.adapter.submitted == []
@@ -160,7 +160,7 @@ async def test_missing_token_ids_stop_the_run_at_the_first_episode_when_the_back
     run.engine = TextOnly(lambda request: "yes")
     run.examples = examples(50)
     run.adapter = FakeAdapter(tmp_path / "backend", capabilities=Capabilities(token_ids_for=EVERY_KIND))
-    with pytest.raises(TrainingError, match="returned no token ids"):
+    with pytest.raises(TrainingError, match="no token ids"):
         await run.start()
     assert len(run.engine.requests) < 50
 
@@ -253,10 +253,10 @@ async def test_a_run_that_was_killed_before_it_deleted_the_last_epochs_versions_
 async def test_starting_a_collection_twice_or_finishing_one_that_was_not_started_is_an_error(run):
     trainer = await run.start(num_epochs=1)
     builder = trainer.trajectory_builder
-    with pytest.raises(ValueError, match="No evaluation runs found for run_id: x"):
+    with pytest.raises(ValueError, match="run_id: x"):
         await builder.finalize("x")
     builder.evaluation_runs["x"] = waiting = asyncio.create_task(asyncio.sleep(600))
-    with pytest.raises(ValueError, match="Run x is already in progress"):
+    with pytest.raises(ValueError, match=r"Run x .*in progress"):
         await builder.start_run("x")
     await trainer.cleanup()
     assert waiting.cancelled() and builder.evaluation_runs == {}

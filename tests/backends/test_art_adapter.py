@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from functools import partial
 
 import pytest
@@ -177,13 +178,13 @@ async def test_a_job_whose_work_was_lost_is_not_there_and_is_trained_anew(server
     [
         ("refused", "HTTP 500: Out of memory"),
         ("broken", "did not answer POST /_train_model"),
-        ("half", "after 1 of 2 gradient steps, and the model is still at step 0"),
+        ("half", "after 1 of 2 gradient steps, .*step 0"),
         ("garbled", "answered POST /_train_model with '<html>'"),
-        ("no_step", "after 2 of 2 gradient steps, and the model is still at step 0"),
-        ("doubled", "from step 0 to 2: something else trains it as well"),
-        ("nothing", "without training: it found nothing in the batch to train on"),
+        ("no_step", "after 2 of 2 gradient steps, .*step 0"),
+        ("doubled", "from step 0 to 2"),
+        ("nothing", "to step 1 without training"),
         ("silent", "ReadTimeout"),
-        ("refused", "Out of memory, Bearer ***"),
+        ("refused", r"Out of memory, Bearer \*\*\*"),
     ],
 )
 async def test_a_job_that_was_not_done_has_failed_and_says_why(server, backend, monkeypatch, training, told):
@@ -192,7 +193,7 @@ async def test_a_job_that_was_not_done_has_failed_and_says_why(server, backend, 
     server.training = training
     status = await trained(await backend())
     assert status.status is TrainingStatusEnum.FAILED
-    assert told in status.message and KEY not in status.message
+    assert re.search(told, status.message) and KEY not in status.message
 
 
 async def test_a_lost_connection_is_no_failure_when_the_step_was_made(server, backend, monkeypatch):
@@ -251,12 +252,10 @@ async def test_a_run_goes_on_only_where_it_left_the_model(server, backend):
     newest = await adapter.current_version()
     await adapter.restore(base)
     server.steps["agent"] = 4
-    with pytest.raises(
-        TrainingError, match=r"is at step 4 on .* left it at step 0: something else trained it"
-    ):
+    with pytest.raises(TrainingError, match=rf"'agent' .*step 4 on {server.url}, .*step 0"):
         await adapter.restore(base)
     server.steps["agent"] = 0
-    with pytest.raises(TrainingError, match="left it at step 1"):
+    with pytest.raises(TrainingError, match=r"step 0 on .*step 1"):
         await adapter.restore(newest)
 
 
@@ -293,7 +292,7 @@ async def test_it_trains_without_a_run_around_it(alone, server, tmp_path):
 async def test_before_it_is_initialized_it_says_so():
     away = etude.ARTTrainerAdapter(etude.ARTTrainerAdapterConfig(backend={"ip": "127.0.0.1", "port": 1}))
     assert not await away.is_healthy()
-    with pytest.raises(etude.EtudeError, match="not initialized; call initialize"):
+    with pytest.raises(etude.EtudeError, match=r"not initialized.*initialize\(run_config\)"):
         await away.status(etude.TrainingJobRef(run_id="x", backend="openpipe_art"))
     await away.cleanup()
 

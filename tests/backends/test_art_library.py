@@ -130,7 +130,7 @@ async def test_the_real_server_takes_what_the_adapter_sends(art_run, inference, 
     assert [[one.reward for one in group.trajectories] for group in groups] == [[1.0, 0.0]] * 2
     if not READS_CHOICES:
         assert status.status is TrainingStatusEnum.FAILED
-        assert "without training: it found nothing in the batch to train on" in status.message
+        assert "without training" in status.message
         return
     assert status.status is TrainingStatusEnum.COMPLETED, status.message
     assert status.version.location == "agent@1"

@@ -43,14 +43,14 @@ def collection(*groups):
     ("roles", "problem"),
     [
         ((), "no messages"),
-        (("assistant",), "first message is of the role assistant"),
-        (("tool", "assistant"), "first message is of the role tool"),
-        (("user",), "last message is of the role user"),
-        (("user", "assistant", "user"), "last message is of the role user"),
+        (("assistant",), "first message .*role assistant"),
+        (("tool", "assistant"), "first message .*role tool"),
+        (("user",), "last message .*role user"),
+        (("user", "assistant", "user"), "last message .*role user"),
         (("user", "user", "assistant"), "consecutive user messages"),
         (("user", "assistant", "assistant"), "consecutive assistant messages"),
-        (("user", "environment", "assistant"), "messages of the role environment"),
-        (("user", "tool", "assistant"), "a tool message follows a user message"),
+        (("user", "environment", "assistant"), "role environment"),
+        (("user", "tool", "assistant"), "tool message .*user message"),
         (("system", "system", "user", "assistant", "user", "assistant"), None),
         (("user", "assistant", "tool", "tool", "assistant"), None),
         (("system", "assistant"), None),
@@ -112,14 +112,13 @@ def test_what_cannot_be_trained_on_is_left_out_and_counted():
     broken = [said("s", "yes"), ordered("user", "assistant", "user")]
     given_to = to_art_groups(collection(good, flat, broken))
     assert [len(group["trajectories"]) for group in given_to.groups] == [2]
-    assert given_to.rejected == {FLAT: 3, "its last message is of the role user, not assistant": 1}
+    (other,) = given_to.rejected.keys() - {FLAT}
+    assert "role user" in other and given_to.rejected == {FLAT: 3, other: 1}
 
 
 @pytest.mark.parametrize("groups", [[], [[]], [[said("q", "yes")]], [[said("q", "a"), said("q", "b")]]])
 def test_a_batch_with_nothing_to_train_on_is_an_error(groups):
-    with pytest.raises(
-        TrainingError, match=r"job job: ART can train on no trajectory of the batch: .*Nothing was"
-    ):
+    with pytest.raises(TrainingError, match=r"job job: .*no trajectory .*Nothing was submitted"):
         to_art_groups(collection(*groups))
 
 
@@ -127,7 +126,7 @@ def test_an_answer_without_tokens_is_left_out_with_the_reason():
     record = episode(
         [call(0, [{"role": "user", "content": "q"}], {"role": "assistant", "content": "a"}, None, None)]
     )
-    with pytest.raises(TrainingError, match="1 × an answer has no token ids"):
+    with pytest.raises(TrainingError, match=r"1 × .*no token ids"):
         to_art_groups(collection([built(make_sample(record.calls, record, 1.0))]))
 
 
@@ -142,8 +141,8 @@ def test_step_rewards_have_no_place_in_art():
         ({}, "give either `base_url`"),
         ({"ip": "a", "base_url": "http://b"}, "give either `base_url`"),
         ({"base_url": "gpu:7999"}, "expected an address"),
-        ({"base_url": "http://me:secret@gpu"}, "an address with a password"),
-        ({"ip": "a", "port": 70000}, "less than or equal to 65535"),
+        ({"base_url": "http://me:secret@gpu"}, "password .*`api_key`"),
+        ({"ip": "a", "port": 70000}, r"port\n.* 65535"),
     ],
 )
 def test_the_address_is_checked(backend, problem):

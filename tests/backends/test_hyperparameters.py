@@ -98,7 +98,7 @@ async def test_lora_weights_are_put_on_the_model_when_it_is_initialized(tmp_path
     as_configured.use_hyperparameters(JobHyperparameters(lora_rank=4, lora_alpha=6.0))
     with pytest.raises(CapabilityError, match=r"trains LoRA weights of rank 4 and alpha 8 since.*rank 5"):
         adapter.use_hyperparameters(JobHyperparameters(lora_rank=5, lora_alpha=8.0))
-    with pytest.raises(CapabilityError, match="cannot train all weights"):
+    with pytest.raises(CapabilityError, match=r"alpha 8 .*all weights.*lora_rank"):
         adapter.use_hyperparameters(JobHyperparameters(lora_rank=0))
 
 
@@ -145,8 +145,8 @@ TEXTS = frozenset({"supervised", "dpo"})
 @pytest.mark.parametrize(
     ("able", "block", "told"),
     [
-        ({"methods": TEXTS}, {}, "'grpo' makes data .* 'grpo', .* 'a' can do: dpo, supervised"),
-        ({}, {"fine_tune_from_scratch": True}, "always continues from the last version"),
+        ({"methods": TEXTS}, {}, "'grpo' .*'grpo', .*'a' .*: dpo, supervised"),
+        ({}, {"fine_tune_from_scratch": True}, "'fine_tune_from_scratch' .*'a' .*last version"),
         ({"methods": frozenset({"grpo"})}, {"warm_up": {"transcripts": "t", "steps": 1}}, "cannot imitate"),
         ({"versions": True, "old_versions": False}, {}, r"keeps no earlier versions.*llms\.opponent"),
     ],

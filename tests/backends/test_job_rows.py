@@ -89,7 +89,7 @@ def test_thinking_of_context_may_be_dropped() -> None:
 
 
 def test_thinking_that_the_template_does_not_write_is_refused() -> None:
-    with pytest.raises(TrainingError, match=r"row 1: .*does not write all of reasoning_content"):
+    with pytest.raises(TrainingError, match=r"row 1: .*template .*all of reasoning_content.*'it is 3\.'"):
         learned(CHATML, *TALK[:2])
 
 
@@ -131,14 +131,14 @@ RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "3"}
 @pytest.mark.parametrize("weight", [None, 0])
 def test_arguments_that_are_no_json_object_are_no_row(arguments: str, weight: int | None) -> None:
     answer = calls(arguments) | ({} if weight is None else {"weight": weight})
-    with pytest.raises(ValueError, match=r"the arguments of the call of 'calculator' are (no|broken) JSON"):
+    with pytest.raises(ValueError, match=r"arguments .*'calculator' are (no|broken) JSON"):
         SupervisedRow.model_validate({"messages": [user("1+2?"), answer, RESULT, LAST]})
     pair = {
         "input": {"messages": [user("1+2?")]},
         "preferred_output": [LAST],
         "non_preferred_output": [answer],
     }
-    with pytest.raises(ValueError, match="the arguments of the call"):
+    with pytest.raises(ValueError, match=r"arguments .*'calculator'"):
         DpoRow.model_validate(pair)
 
 
@@ -151,11 +151,7 @@ def test_arguments_that_are_no_json_object_are_no_row(arguments: str, weight: in
         (DROPS_INLINE, {"role": "assistant", "content": "<think>well</think>3"}, "all of content"),
         (CHATML, said("3", "it is 3."), "all of reasoning_content.*'it is 3.'"),
         (CHATML, LAST | {"name": "alice"}, "all of name.*'alice'"),
-        (
-            CHATML,
-            LAST | {"content": "3<|im_end|>\n"},
-            "it holds '<|im_end|>', with which the model ends".replace("|", r"\|"),
-        ),
+        (CHATML, LAST | {"content": "3<|im_end|>\n"}, "it holds '<|im_end|>'".replace("|", r"\|")),
         (CHATML, calls('{"a": "<|im_end|>"}'), "it holds"),
     ],
 )
@@ -191,7 +187,7 @@ def test_what_the_template_writes_is_learned(template: str, answer: dict[str, An
 
 
 def test_a_conversation_that_begins_with_the_assistant_says_what_to_do() -> None:
-    with pytest.raises(RequestError, match="put a message of the user before it, or give it the weight 0"):
+    with pytest.raises(RequestError, match=r"user before it, .*weight 0"):
         checked(CHATML, LAST, user("and 2?"), LAST)
     checked(CHATML, LAST | {"weight": 0}, user("and 2?"), LAST)
 
@@ -204,11 +200,11 @@ def test_calls_in_the_context_are_written_too() -> None:
         SupervisedRow.model_validate({"messages": [context[0], context[1] | {"weight": 0}, RESULT, LAST]}),
     ]
     for row in rows:
-        with pytest.raises(RequestError, match=r"message 2: .* does not write the call of 'calculator'"):
+        with pytest.raises(RequestError, match=r"message 2: .*template .*'calculator'; .*tool calls"):
             require_written(row, template)
         require_written(row, chatml_policy().template)
 
 
 def test_a_refusal_beside_a_content_is_not_lost() -> None:
-    with pytest.raises(ValueError, match="a content or a refusal, and not both"):
+    with pytest.raises(ValueError, match=r"content .*refusal"):
         SupervisedRow.model_validate({"messages": [user("1+2?"), LAST | {"refusal": "I cannot."}]})

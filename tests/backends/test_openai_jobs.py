@@ -121,7 +121,7 @@ async def test_the_next_job_starts_from_the_last_model_or_from_the_base_and_vers
 async def test_too_few_rows_are_told_before_anything_is_uploaded():
     server = StandIn()
     skipped = await backend(server).submit(supervised(rows=9))
-    assert skipped == Skipped(reason="too little data: 9 rows, and the API takes 10 or more")
+    assert isinstance(skipped, Skipped) and re.search(r"9 rows, .*\b10\b", skipped.reason)
     assert server.files == {}
 
 
@@ -129,9 +129,8 @@ async def test_a_job_that_failed_says_why():
     adapter = backend(StandIn(ending="failed"))
     (*_, last) = await states(adapter, await adapter.submit(supervised()))
     assert last.status is TrainingStatusEnum.FAILED
-    assert last.message == (
-        "Code: invalid_training_file. Message: The job failed due to an invalid training file. "
-        "Parameter: training_file."
+    assert re.fullmatch(
+        r"Code: invalid_training_file\. Message: .+\. Parameter: training_file\.", last.message
     )
 
 
@@ -164,7 +163,7 @@ async def test_a_wrong_key_is_not_healthy_and_an_error_of_the_run():
 
 async def test_grpo_is_refused_before_anything_is_uploaded():
     server = StandIn()
-    with pytest.raises(CapabilityError, match="'openai' can do: dpo, supervised"):
+    with pytest.raises(CapabilityError, match=r"'openai' .*: dpo, supervised"):
         await backend(server).submit(supervised().model_copy(update={"method": "grpo"}))
     assert server.requests == []
 
@@ -218,7 +217,7 @@ async def test_one_that_stays_away_does_not_end_the_job(fault, limit, monkeypatc
     adapter = backend(server)
     ref = await adapter.submit(supervised())
     server.faults["GET /fine_tuning/jobs/ID"] = [fault] * 9
-    with pytest.raises(BackendError, match=r"The job continues. Resume the run .`etude resume`"):
+    with pytest.raises(BackendError, match=f"job {ref.run_id} .*continues.*`etude resume`"):
         await adapter.wait_until_complete(ref, poll_interval=0)
     assert server.jobs["ftjob-0"]["status"] == "validating_files"
 

@@ -52,7 +52,7 @@ from etude import WorkflowConfig, register_workflow
 
 class MazeConfig(WorkflowConfig, name="maze"):
     def missing(self):
-        return ["walls are not there; pip install walls"]
+        return ["no walls; pip install walls"]
 
 
 @register_workflow(config_type=MazeConfig)
@@ -65,7 +65,7 @@ async def maze(config, builder):
 @pytest.mark.parametrize(
     ("workflow", "what", "told"),
     [
-        ("maze:maze", "needs", "walls are not there; pip install walls"),
+        ("maze:maze", "needs", "no walls; pip install walls"),
         (
             {"_type": "agent", "prompt": "{question} {qestion}"},
             "workflow",
@@ -83,11 +83,11 @@ def test_what_a_workflow_lacks_is_said_before_anything_is_built(project, workflo
 
 def test_a_storage_is_tried(project):
     shown = succeed("check", "config.yml", "-o", f"storage=file://{project}/storage")
-    assert "an object was written, read back and deleted" in " ".join(shown.stdout.split())
+    assert "written, read back" in " ".join(shown.stdout.split())
     assert list((project / "storage").iterdir()) == []
     shown = etude("check", "config.yml", "-o", f"storage=file://{project}/train.jsonl")
     assert shown.exit_code != 0
-    assert "is there such a bucket or folder" in " ".join(shown.stdout.split())
+    assert "bucket or folder" in " ".join(shown.stdout.split())
 
 
 def test_all_that_is_wrong_is_found_in_one_go(local):
@@ -103,7 +103,7 @@ def test_all_that_is_wrong_is_found_in_one_go(local):
     wrong = details(report, "error")
     assert set(wrong) == {"examples", "model policy", "warm-up", "training"}
     assert "train.jsonl:1: messages: Field required" in wrong["warm-up"]
-    assert "the folder does not exist" in wrong["model policy"]
+    assert "./nowhere': the folder" in wrong["model policy"]
     assert "did you mean" in wrong["examples"]
     assert "num_generations: 1" in wrong["training"]
     shown = etude("check", "config.yml")
@@ -114,7 +114,7 @@ def test_all_that_is_wrong_is_found_in_one_go(local):
 def test_held_out_examples_must_be_held_out(project):
     (project / "validation.jsonl").write_text(rows(60, "t"))
     warnings = details(checked("config.yml")[0], "warning")
-    assert "8 of 60 examples are also trained on" in warnings["validation"]
+    assert "8 of 60 examples" in warnings["validation"]
 
 
 def test_the_doctor_looks_at_the_installation(project):
@@ -137,7 +137,7 @@ def test_a_target_function_that_no_call_has_is_found_by_a_few_episodes(project, 
     change(project / "config.yml", finetuning__target_functions=[name])
     report, code = checked("config.yml", "--play", 4)
     assert code == 2 and report["estimate"] is None
-    assert f"({name}); functions that called it: '<workflow>'" in details(report, "error")["playing"]
+    assert re.search(rf"\({name}\); .*: '<workflow>'", details(report, "error")["playing"])
 
 
 # Names of agents in a protocol
@@ -176,7 +176,7 @@ def test_an_unknown_agent_is_found_before_anything_is_sampled(key, value, words,
     assert shown.exit_code == 2
     output = " ".join((shown.stderr + shown.stdout).split())
     assert f"config.yml:{line}:" in output
-    assert f"{path}: the workflow has no agent 'verifer'; did you mean 'verifier'?" in output
+    assert re.search(rf"{re.escape(path)}: .*no agent 'verifer'; .*'verifier'\?", output)
 
 
 @pytest.mark.usefixtures("project")
@@ -185,4 +185,4 @@ def test_a_target_that_no_agent_samples_from_is_found():
     shown = etude("check", "config.yml")
     assert shown.exit_code == 2
     told = " ".join((shown.stderr + shown.stdout).split())
-    assert "finetuning.targets.prover: no agent samples from 'prover'" in told
+    assert "finetuning.targets.prover: no agent" in told and "'prover', so that" in told

@@ -38,7 +38,7 @@ def test_episodes_are_listed_and_filtered(project):
         (["e", "--phase", "train/9"], "there are: eval"),
         (["show"], "name one episode"),
         (["show", "train/1/x/0"], "no episode"),
-        (["nothing"], "there is no run"),
+        (["nothing"], "no run 'nothing'"),
     ],
 )
 def test_what_cannot_be_done_is_said(project, words, said):

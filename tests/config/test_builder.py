@@ -85,15 +85,13 @@ async def test_components_that_need_each_other_in_a_circle_are_an_error(traced: 
 async def test_an_unknown_name_is_answered_with_the_nearest(traced: Any):
     config, _ = traced(correct=[])
     async with Builder(config) as builder:
-        with pytest.raises(
-            RequestError, match=r"no evaluator 'corect'; did you mean 'correct'\? Allowed: correct"
-        ):
+        with pytest.raises(RequestError, match=r"no evaluator 'corect'; .*'correct'\? .*: correct"):
             await builder.get_evaluator("corect")
         with pytest.raises(RequestError, match=r"no model 'policy'\. Allowed: none"):
             await builder.get_llm("policy")
-        with pytest.raises(RequestError, match="the config has no 'workflow'; add your agent"):
+        with pytest.raises(RequestError, match=r"no 'workflow'; .*`workflow: my_agent:play`"):
             await builder.get_workflow()
-        with pytest.raises(RequestError, match="the config has no dataset; add"):
+        with pytest.raises(RequestError, match=r"no dataset; add `eval: {general: {dataset:"):
             await builder.get_dataset()
 
 
@@ -126,5 +124,5 @@ async def test_another_dataset_may_be_a_config_or_a_file(folder: Path):
         other: Any = await builder.get_dataset(JsonDatasetConfig(file_path=Path("y.json")))
         assert other == JsonDatasetConfig(file_path=Path("y.json"))
         assert await builder.get_dataset() is await builder.get_dataset()
-        with pytest.raises(ConfigError, match=r"the suffix of 'val.txt' does not tell its format"):
+        with pytest.raises(ConfigError, match=r"suffix of 'val.txt' .*: .json, .jsonl"):
             await builder.get_dataset("val.txt")

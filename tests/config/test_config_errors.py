@@ -1,7 +1,8 @@
-"""Mistakes of a new user, and the sentence that answers each."""
+"""Mistakes of a new user, and the facts of the answer to each."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -39,78 +40,73 @@ def test_the_config_that_the_mistakes_are_made_in_is_right(folder: Path):
 
 
 MISTAKES = [
-    ("finetuning:", "finetuning:\n  num_epoch: 3", "11:3", "did you mean 'num_epochs'? Allowed: enabled, "),
+    ("finetuning:", "finetuning:\n  num_epoch: 3", "11:3", r"'num_epochs'\? .*: enabled, "),
     (
         "    _type: local",
         "    _type: local\n    modle: tiny",
         "4:5",
-        "key 'llms.policy.modle' is not known; did you mean 'model'? Allowed: prices, model",
+        r"'llms.policy.modle' .*'model'\? .*: prices, model",
     ),
-    ("finetuning:", "finetuning:\n  num_epochs: abc", "11:3", "should be a valid integer, found 'abc'"),
-    ("finetuning:", "finetuning:\n  target_functions: [a, 7]", "11:25", ".1: should be a valid string"),
-    (
-        "llms:\n  policy:\n    _type: local",
-        "llms:\n  - _type: local",
-        "1:1",
-        "a valid dictionary, found a list",
-    ),
-    ("llms:\n", "llms:\n  7: local\n", "2:3", "key '7' is not text; put it in quotes"),
-    ("my_agent:play", "my_agent", "4:1", "did you mean 'agent'? Allowed: agent, function, "),
-    ("    _type: local", "    type: local", "2:3", "'type' is written '_type'. Allowed: local, openai"),
-    ("    _type: local", "    _type: opnai", "3:5", "no model type 'opnai'; did you mean 'openai'?"),
+    ("finetuning:", "finetuning:\n  num_epochs: abc", "11:3", "integer, found 'abc'"),
+    ("finetuning:", "finetuning:\n  target_functions: [a, 7]", "11:25", r"\.1: .*string"),
+    ("llms:\n  policy:\n    _type: local", "llms:\n  - _type: local", "1:1", "dictionary, .*a list"),
+    ("llms:\n", "llms:\n  7: local\n", "2:3", "'7' .*in quotes"),
+    ("my_agent:play", "my_agent", "4:1", r"'agent'\? .*: agent, function, "),
+    ("    _type: local", "    type: local", "2:3", r"'type' .*'_type'\. .*: local, openai"),
+    ("    _type: local", "    _type: opnai", "3:5", r"no model type 'opnai'; .*'openai'\?"),
     ("    _type: local", "    _type: openai", "2:3", "'llms.policy.model_name' is missing"),
     *(
         ("enabled: true", f"enabled: true\n  {key}: {written}", "12:3", answer)
         for key, written, answer in (
             ("num_epochs", "yes", "integer, found 'yes'"),
-            ("num_epochs", "true", "should be a number, found true"),
-            ("output_dir", "${A_RUN:-${HOME}}", "'${' must begin ${NAME} or ${NAME:-default}"),
+            ("num_epochs", "true", "number, found true"),
+            ("output_dir", "${A_RUN:-${HOME}}", r"'\$\{' .*\$\{NAME\} .*\$\{NAME:-default\}"),
         )
     ),
     (
         "enabled: true",
         "enabled: true\ntrainer_adapters: {local: {_type: local, learning_rate: 1e999}}",
         "12:42",
-        "trainer_adapters.local.learning_rate: expected a finite number, found inf",
+        "trainer_adapters.local.learning_rate: .*number, found inf",
     ),
     (
         "    _type: local",
         "    _type: openai\n    model_name: m\n    pool: {sise: 3}",
         "5:12",
-        "key 'llms.policy.pool.sise' is not known; did you mean 'size'? Allowed: size, idle",
+        r"'llms.policy.pool.sise' .*'size'\? .*: size, idle",
     ),
     (
         "    _type: local",
         "    _type: local\n    model: ${ETUDE_TEST_MODLE}",
         "4:5",
-        "'ETUDE_TEST_MODLE' is not set; did you mean 'ETUDE_TEST_MODEL'? Set it, or give a default: ${ETUDE",
+        r"'ETUDE_TEST_MODLE' .*'ETUDE_TEST_MODEL'\? .*: \$\{ETUDE_TEST_MODLE:-",
     ),
-    ("finetuning:", "finetuning:\n  trainer: epoch", "11:3", "did you mean 'epochs'? Allowed: epochs"),
+    ("finetuning:", "finetuning:\n  trainer: epoch", "11:3", r"'epochs'\? .*: epochs"),
     (
         "workflow: my_agent:play",
         "workflow: {_type: my_agent_workflow, llm: polcy}",
         "4:38",
-        "'llms' has no model 'polcy'; did you mean 'policy'? Allowed: policy",
+        r"'llms' has no model 'polcy'; .*'policy'\? .*: policy",
     ),
-    ("  enabled: true", "  enabled: true: yes", "11:16", "put text with ':' or '{' in quotes"),
-    ("train.jsonl", "train.txt", "7:5", "Allowed: .json, .jsonl, .csv, .parquet"),
-    ("    _type: local", "    _type: my_agent:play", "3:5", "it needs one of the decorators etude."),
-    ("workflow: my_agent:play\n", "", "1:1", "key 'workflow' is missing, and finetuning is enabled"),
-    ("  evaluators:\n    correct: my_agent:correct\n", "", "5:1", "key 'eval.evaluators' is missing, and"),
+    ("  enabled: true", "  enabled: true: yes", "11:16", "text with ':' or '{' in quotes"),
+    ("train.jsonl", "train.txt", "7:5", r": \.json, \.jsonl, \.csv, \.parquet"),
+    ("    _type: local", "    _type: my_agent:play", "3:5", r"decorators etude\."),
+    ("workflow: my_agent:play\n", "", "1:1", "'workflow' is missing, and finetuning"),
+    ("  evaluators:\n    correct: my_agent:correct\n", "", "5:1", "'eval.evaluators' is missing, and"),
     (
         "    correct: my_agent:correct",
         "    correct: my_agent:correct\n    other: my_agent:correct",
         "11:1",
-        "key 'finetuning.reward_function' is missing: 'eval.evaluators' has several; name one of: ",
+        "'finetuning.reward_function' .*'eval.evaluators' has several; .*: correct, other",
     ),
     (
         "    _type: local",
         "    _type: openai\n    api_key: '**********'\n    model_name: m",
         "4:5",
-        "run folders do not keep secrets; set it again: -o llms.policy.api_key=…",
+        "secrets; .*-o llms.policy.api_key=…",
     ),
 ]
-"""The text of `GOOD` that is replaced, its replacement, and the place and a part of the answer."""
+"""The text of `GOOD` that is replaced, its replacement, the place, and a pattern of the answer."""
 
 
 @pytest.mark.parametrize(("text", "mistake", "place", "answer"), MISTAKES)
@@ -121,33 +117,33 @@ def test_a_mistake_is_answered_in_one_line_with_its_place_and_what_to_write(
     assert text in GOOD
     said = complaint(folder, GOOD.replace(text, mistake))
     assert said.startswith(f"config.yml:{place}: ") and "\n" not in said
-    assert answer in said
+    assert re.search(answer, said)
 
 
 @pytest.mark.parametrize(
     ("text", "place", "answer"),
     [
-        ("", "", "the file is empty; `etude init` writes a config to start from"),
-        ("- llms\n", ":1:1", "expected a mapping of keys to values, found a list"),
-        ("llms\n", ":1:1", "expected a mapping of keys to values, found 'llms'"),
+        ("", "", "empty; `etude init`"),
+        ("- llms\n", ":1:1", "mapping .*found a list"),
+        ("llms\n", ":1:1", "mapping .*found 'llms'"),
         ("a: 1\n---\nb: 2\n", ":2:1", "found another document"),
-        ("a: {b: ${HOME}}\n", ":1:9", "put text with ':' or '{' in quotes"),
+        ("a: {b: ${HOME}}\n", ":1:9", "text with ':' or '{' in quotes"),
         ("null: 1\n", ":1:1", "key 'None' is not text"),
-        ("a: &x [*x]\n", "", "maximum recursion depth exceeded"),
+        ("a: &x [*x]\n", "", "maximum recursion"),
     ],
 )
 def test_a_file_that_holds_no_config(folder: Path, text: str, place: str, answer: str):
     said = complaint(folder, text)
-    assert said.startswith(f"config.yml{place}: ") and answer in said
+    assert said.startswith(f"config.yml{place}: ") and re.search(answer, said)
 
 
 def test_a_file_that_cannot_be_read_is_no_config(folder: Path):
     (folder / "config.yml").write_bytes(b"\xff\xfe\x00")
     for name, answer in {
         "confg.yml": "did you mean config.yml",
-        "nowhere/c.yml": "there is no config file nowhere/c.yml",
+        "nowhere/c.yml": "no config file nowhere/c.yml",
         ".": "Is a directory",
-        "config.yml": "config.yml: cannot be read as text in UTF-8",
+        "config.yml": "config.yml: .*UTF-8",
     }.items():
         with pytest.raises(ConfigError, match=answer):
             load_config(name)

@@ -14,9 +14,9 @@ from etude.core.errors import DatasetError
 from etude.loop.arguments import dataset_config
 
 BROKEN = {
-    "a key twice": ('"q": 1, "q": 2', 'key "q" is given twice; keep one'),
-    "beyond a float": ('"q": [1e999]', "too large for a float"),
-    "another encoding": ('"q": "\udce4"', "byte 0xe4 is not UTF-8 text; save it as UTF-8"),
+    "a key twice": ('"q": 1, "q": 2', '"q" is given twice'),
+    "beyond a float": ('"q": [1e999]', "too large .*float"),
+    "another encoding": ('"q": "\udce4"', "byte 0xe4 .*UTF-8"),
 }
 
 
@@ -39,9 +39,9 @@ def test_odd_json_is_refused_with_its_line(tmp_path: Path, name: str) -> None:
 
 def test_a_file_of_the_other_kind_is_refused_with_what_to_do(tmp_path: Path) -> None:
     for text in ('{\n  "id": 1\n}\n', '{"id": 1},\n{"id": 2}\n'):
-        with pytest.raises(DatasetError, match=r"rows\.jsonl:1:\d+: .*each line is one whole object"):
+        with pytest.raises(DatasetError, match=r"rows\.jsonl:1:\d+: .*one whole object"):
             list(read_jsonl(write(tmp_path / "rows.jsonl", text)))
-    with pytest.raises(DatasetError, match=r"rows\.json:2:1: .*; for one object on each line use .* jsonl"):
+    with pytest.raises(DatasetError, match=r"rows\.json:2:1: .*; .*one object .* jsonl"):
         list(read_json_list(write(tmp_path / "rows.json", '{"id": 1}\n{"id": 2}\n')))
 
 
@@ -82,11 +82,11 @@ def test_blanks_around_csv_names_are_no_part_of_them(tmp_path: Path, text: str, 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("id,answer,answer\n1,a,b\n", "rows.csv:1: two columns are named 'answer'"),
-        ("id, answer,answer \n1,a,b\n", "rows.csv:1: two columns are named 'answer'"),
-        ("id,,\n1,a,b\n", "rows.csv:1: two columns have no name"),
-        ("id,q\n1,a\n2,\udce4\n", "rows.csv:3: broken CSV: byte 0xe4 is not UTF-8 text"),
-        ("id,q\n1,a,b\n", "rows.csv:2: this row has more fields"),
+        ("id,answer,answer\n1,a,b\n", "rows.csv:1: two columns .*'answer'"),
+        ("id, answer,answer \n1,a,b\n", "rows.csv:1: two columns .*'answer'"),
+        ("id,,\n1,a,b\n", "rows.csv:1: two columns .*no name"),
+        ("id,q\n1,a\n2,\udce4\n", "rows.csv:3: broken CSV: byte 0xe4 .*UTF-8"),
+        ("id,q\n1,a,b\n", "rows.csv:2: .*more fields"),
         ('id,q\n1,"a" b\n', "rows.csv:2: broken CSV"),
     ],
 )
@@ -102,19 +102,19 @@ def test_parquet_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     columns = [pyarrow.array([1]), pyarrow.array(["a"]), pyarrow.array(["b"])]
     path = tmp_path / "rows.parquet"
     pyarrow.parquet.write_table(pyarrow.Table.from_arrays(columns, names=["id", "q", "q"]), path)
-    with pytest.raises(DatasetError, match="two columns are named 'q'"):
+    with pytest.raises(DatasetError, match=r"rows\.parquet: two columns .*'q'"):
         list(read_parquet(path))
 
 
 @pytest.mark.parametrize("read", [read_json_list, read_jsonl, read_csv, read_parquet])
 def test_a_file_that_cannot_be_opened_is_named(tmp_path: Path, read: Callable[[Path], Any]) -> None:
-    with pytest.raises(DatasetError, match="rows cannot be read: "):
+    with pytest.raises(DatasetError, match="/rows cannot be read: "):
         found = read(tmp_path / "rows")
         assert isinstance(found, Iterator) and list(found)
 
 
 @pytest.mark.parametrize("ids", [(1, 1), (1, None)])
 def test_rows_of_a_program_are_told_nothing_of_keys_that_they_have_not(ids):
-    with pytest.raises(DatasetError, match="leave `id` out of all rows") as raised:
+    with pytest.raises(DatasetError, match="`id` out of") as raised:
         dataset_config([{"id": each, "question": "?"} for each in ids]).examples()
     assert "id_key" not in str(raised.value)

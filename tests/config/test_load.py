@@ -62,7 +62,7 @@ def test_the_only_local_model_is_trained_and_of_two_one_must_be_named(folder: Pa
     text = SMALL.replace("{policy: local}", "{judge: {_type: openai, model_name: m}, policy: local}")
     assert load_config(write(folder, text)).finetuning.target_model == "policy"
     text = SMALL.replace("{policy: local}", "{one: local, two: local}")
-    with pytest.raises(ConfigError, match="'llms' has several; name one of: one, two"):
+    with pytest.raises(ConfigError, match=r"'llms' has several; .*: one, two"):
         load_config(write(folder, text))
     named = text.replace("enabled: true", "enabled: true, target_model: two")
     assert load_config(write(folder, named)).finetuning.target_model == "two"
@@ -211,7 +211,7 @@ def test_the_same_config_from_a_mapping(folder: Path):
     assert config.finetuning.num_epochs == 2
     assert config.finetuning.run_configuration.config_file is None
     assert "num_epochs" not in data["finetuning"]
-    with pytest.raises(ConfigError, match=r"^key 'finetuning.x' is not known\. Allowed"):
+    with pytest.raises(ConfigError, match=r"^key 'finetuning.x' is not known\."):
         parse_config({"finetuning": {"x": 1}})
 
 
@@ -285,5 +285,5 @@ def test_a_config_that_does_not_train_may_leave_open_which_component_is_meant(fo
 
 def test_a_program_is_told_that_the_run_has_another_agent_than_it_gives(folder: Path):
     text = SMALL.replace("my_agent:play", "{_type: my_agent_workflow, llm: policy}")
-    with pytest.raises(RequestError, match="agent: the run has another one in its config"):
+    with pytest.raises(RequestError, match=r"agent: .*another one .*config"):
         with_python_objects(load_config(write(folder, text)), agent=lambda example, episode: "")

@@ -76,9 +76,9 @@ async def returns(config, builder):
 @pytest.mark.parametrize(
     ("register", "config_type", "factory", "message"),
     [
-        (register_llm, define(), build, "MineConfig must inherit from LlmConfig to be a model"),
+        (register_llm, define(), build, "MineConfig .*LlmConfig .*a model"),
         (register_trainer, Nameless, build, r'class Nameless\(TrainerConfig, name="…"\)'),
-        (register_trainer, define(), returns, "returns must be an async generator"),
+        (register_trainer, define(), returns, "returns .*async generator"),
     ],
 )
 def test_what_makes_no_component_is_refused_with_its_line(
@@ -183,13 +183,10 @@ def test_the_folders_of_the_config_in_use_come_first_also_for_a_module_that_is_l
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("my_agent", r"'my_agent' is not an import path; write package.module:name"),
-        (
-            "my_agnt:play",
-            r"there is no module 'my_agnt' in .* or the installed packages; did you mean 'my_agent'\?",
-        ),
-        ("my_agent.py:play", r"there is no module 'my_agent.py' in .*; did you mean 'my_agent'\?"),
-        ("zzz.y:play", r"there is no module 'zzz' in .* or the installed packages$"),
+        ("my_agent", r"'my_agent' .*import path; write package.module:name"),
+        ("my_agnt:play", r"no module 'my_agnt' in .* packages; .*'my_agent'\?"),
+        ("my_agent.py:play", r"no module 'my_agent.py' in .*; did you mean 'my_agent'\?"),
+        ("zzz.y:play", r"no module 'zzz' in .* packages$"),
         ("my_agent:pley", r"has no 'pley'; did you mean 'my_agent:play'\?"),
         ("my_agent:zzz", r"has no 'zzz'$"),
         ("broken:f", r"broken.py:2: ValueError: no$"),

@@ -96,9 +96,9 @@ def test_an_address_alone_is_a_whole_block():
 @pytest.mark.parametrize(
     ("storage", "words"),
     [
-        ("/mnt/backup", r"an address begins with its scheme, as in file:///mnt/backup"),
+        ("/mnt/backup", r"scheme, as in file:///mnt/backup"),
         ("bucket/etude", "as in file:///mnt/backup, s3://bucket/etude"),
-        ("sftp://me:secret@host/etude", r"no password in an address"),
+        ("sftp://me:secret@host/etude", r"no password in"),
         ({"address": "s3://b", "intervall": 1}, "did you mean 'interval'"),
         ({"address": "s3://b", "interval": 0}, "greater than 0"),
     ],

@@ -97,6 +97,6 @@ def test_a_stored_config_has_all_of_it_and_loads_again(tmp_path):
 
 
 def test_a_workflow_that_cannot_tell_is_an_error_at_its_place(monkeypatch):
-    monkeypatch.setattr(GameConfig, "faulty", "there is no game 'chess'")
-    with pytest.raises(ConfigError, match="workflow: there is no game 'chess'"):
+    monkeypatch.setattr(GameConfig, "faulty", "no game 'chess'")
+    with pytest.raises(ConfigError, match="workflow: no game 'chess'"):
         config()

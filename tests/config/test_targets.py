@@ -75,24 +75,20 @@ def test_a_target_by_itself_is_a_block_with_one_model(folder: Path):
     ("written", "instead", "message"),
     [
         ("model: verifier", "model: verifyer", "config.yml:13:7: .* 'llms' has no model 'verifyer'"),
-        (
-            "checker:",
-            "other:\n      model: judge\n    checker:",
-            "'eval.evaluators' has several; name one of",
-        ),
+        ("checker:", "other:\n      model: judge\n    checker:", "'eval.evaluators' has several"),
         (
             "checker:\n      model: verifier",
             "judge:\n      model: prover",
-            "'prover' is trained by the target 'prover' already; give each target an entry",
+            "'prover' .*target 'prover' already; .*'llms'",
         ),
         ("more_groups\n", "many_groups\n", "no trajectory builder 'many_groups'; did you mean 'more_groups'"),
         ("name: verified", "name: verify", "no evaluator 'verify'; did you mean"),
         ("prover: {reward", "stranger: {reward", r"'finetuning.targets.stranger.model' is missing"),
-        ("checker:", "a/b:", "a target's name is made of letters"),
-        ("every: 2\n", "evry: 2\n", "key 'finetuning.targets.checker.evry' is not known; did you"),
-        ("every: 2\n", "every: 0\n", "should be greater than or equal to 1, found 0"),
-        ("  trajectory_builder: groups\n", "", "'trajectory_builders' has several; name one of"),
-        ("  enabled: true", "  enabled: true\n  target_model: judge", "models to train are those of"),
+        ("checker:", "a/b:", "targets.a/b: .*'-', '_' and '.'"),
+        ("every: 2\n", "evry: 2\n", "'finetuning.targets.checker.evry' .*'every'"),
+        ("every: 2\n", "every: 0\n", "equal to 1, found 0"),
+        ("  trajectory_builder: groups\n", "", "'trajectory_builders' has several"),
+        ("  enabled: true", "  enabled: true\n  target_model: judge", "target_model: .*'finetuning.targets'"),
     ],
 )
 def test_a_mistake_in_a_target_is_answered_with_its_place(
@@ -105,7 +101,7 @@ def test_a_mistake_in_a_target_is_answered_with_its_place(
 
 def test_something_must_be_trained(folder: Path):
     text = TWO.replace("every: 2}", "frozen: true}").replace("offset: 1", "frozen: true")
-    with pytest.raises(ConfigError, match="all of them are frozen"):
+    with pytest.raises(ConfigError, match=r"finetuning.targets: .*frozen"):
         load_config(write(folder, text))
 
 
@@ -160,7 +156,7 @@ def test_a_file_is_found_beside_the_config_and_a_missing_one_matters_in_training
     (tmp_path / "t.jsonl").write_text(json.dumps({"messages": TALK}))
     config = parse(tmp_path, "{transcripts: t.jsonl, steps: 3}")
     assert config.finetuning.warm_up.transcripts == str(tmp_path / "t.jsonl")
-    with pytest.raises(ConfigError, match=r"there is no file 'u\.jsonl'"):
+    with pytest.raises(ConfigError, match=r"no file 'u\.jsonl'"):
         parse(tmp_path, "{transcripts: u.jsonl, steps: 3}").check_training()
 
 
@@ -168,10 +164,7 @@ def test_a_file_is_found_beside_the_config_and_a_missing_one_matters_in_training
     ("line", "problem"),
     [
         ("{", r"t\.jsonl:2:1: broken JSON"),
-        (
-            '{"messages": [{"role": "user", "content": "x"}]}',
-            r"t\.jsonl:2: .*no message of the role assistant",
-        ),
+        ('{"messages": [{"role": "user", "content": "x"}]}', r"t\.jsonl:2: .*role assistant"),
         ('{"talk": 1}', r"t\.jsonl:2: messages: Field required"),
     ],
 )
@@ -246,10 +239,10 @@ def test_all_can_be_turned_off_at_once():
     ("line", "message"),
     [
         ("reward_colapse: off", r":4:5: .*'reward_colapse'; did you mean 'reward_collapse'"),
-        ("reward_collapse: stopp", r":4:5: .*'stopp' is not an action of an alarm; did you mean 'stop'"),
+        ("reward_collapse: stopp", r":4:5: .*'stopp' .*an alarm; did you mean 'stop'"),
         ("reward_collapse: {action: stopp}", "should be 'off', 'warn' or 'stop', found"),
-        ("entropy_collapse: {bellow: 0.5}", r"entropy_collapse.bellow' is not known; did you mean 'below'"),
-        ("entropy_collapse: {below: 2}", "should be less than 1, found 2"),
+        ("entropy_collapse: {bellow: 0.5}", r"entropy_collapse.bellow' .*'below'"),
+        ("entropy_collapse: {below: 2}", "less than 1, found 2"),
     ],
 )
 def test_mistakes_are_named_with_their_line_and_the_nearest_name(tmp_path: Path, line, message):

@@ -98,12 +98,12 @@ def test_text_is_written_so_that_readers_of_either_yaml_take_it_for_text(text: s
         ("a: 1\nb: 1" + "0" * 5000, "c.yml: not valid YAML: Exceeds the limit"),
         ("a: 1\nb: " + "[" * 500 + "]" * 500, "c.yml: not valid YAML: maximum recursion"),
         ("a: 1\nb: {{ question }}", "c.yml:2:5: .*put text with ':' or '{' in quotes"),
-        ("a: 1\nb: a\x07", "c.yml:2: .*special characters are not allowed"),
+        ("a: 1\nb: a\x07", "c.yml:2: .*special characters"),
         ("a: 1\nb: !!int yes", "c.yml: not valid YAML: invalid literal"),
-        ("a: 1\na: 2\n", "c.yml:2:1: key 'a' is given twice, first in line 1"),
-        ("a:\n  - b: 1\n    b: 2\n", "c.yml:3:5: key 'a.0.b' is given twice, first in line 2"),
-        ("{a: 1, 'a': 2}\n", "c.yml:1:8: key 'a' is given twice, first in line 1"),
-        ("a: !!python/object/apply:os.system [ls]", "could not determine a constructor for the tag"),
+        ("a: 1\na: 2\n", "c.yml:2:1: key 'a' .*twice, .*line 1"),
+        ("a:\n  - b: 1\n    b: 2\n", "c.yml:3:5: key 'a.0.b' .*twice, .*line 2"),
+        ("{a: 1, 'a': 2}\n", "c.yml:1:8: key 'a' .*twice, .*line 1"),
+        ("a: !!python/object/apply:os.system [ls]", "constructor .*os.system"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_its_place(text: str, message: str):
@@ -193,12 +193,12 @@ def test_a_component_that_is_written_as_its_type_gets_keys():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("finetuning.seed", r"-o finetuning.seed: an override is written key.of.the.config=value"),
-        ("=5", r"-o : an override is written"),
-        ("a..b=5", r"-o a..b: an override is written"),
-        ("a=[1", r"-o a: the value '\[1' is not valid YAML; put it in quotes"),
-        ("l.2=5", r"-o l.2: '2' is not a position in a list of 2; count from 0"),
-        ("l.x.y=5", r"-o l.x.y: 'x' is not a position in a list of 2; count from 0"),
+        ("finetuning.seed", r"-o finetuning.seed: .*key.of.the.config=value"),
+        ("=5", r"-o : .*key.of.the.config=value"),
+        ("a..b=5", r"-o a..b: .*key.of.the.config=value"),
+        ("a=[1", r"-o a: .*'\[1' is not valid YAML; .*quotes"),
+        ("l.2=5", r"-o l.2: '2' .*list of 2; .*from 0"),
+        ("l.x.y=5", r"-o l.x.y: 'x' .*list of 2; .*from 0"),
     ],
 )
 def test_what_is_no_override_is_an_error(override: str, message: str):

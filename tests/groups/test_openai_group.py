@@ -1,6 +1,7 @@
 """The shared model group, on an adapter of this process and on OpenAI's fine-tuning jobs."""
 
 import asyncio
+import re
 
 import pytest
 
@@ -211,21 +212,21 @@ async def test_a_job_of_the_same_data_is_the_same_job_until_it_fails(make, plays
 @pytest.mark.parametrize(
     ("settings", "kind", "reason"),
     [
-        ({"freeze_agent": True}, Frozen, "the model 'policy' is frozen"),
-        ({"min_rows": 10}, Skipped, "too little data: 1 rows, and at least 10 are needed"),
-        ({"dry_run": True}, DryRun, "dry run: nothing was submitted"),
+        ({"freeze_agent": True}, Frozen, "model 'policy' is frozen"),
+        ({"min_rows": 10}, Skipped, r"1 rows, .*\b10\b"),
+        ({"dry_run": True}, DryRun, "dry run"),
     ],
 )
 async def test_what_is_not_submitted_is_told_by_its_type(make, plays, settings, kind, reason):
     made = make(protocol=adp(), **settings)
     await made.group.wait_for_ready()
     result = await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
-    assert (type(result), result.reason) == (kind, reason)
+    assert type(result) is kind and re.search(reason, result.reason)
     assert made.adapter.submitted == []
     # It is neither a success nor a failure, and nothing changes.
     assert await made.group.get_fine_tune_job_status() == "not_found"
     assert not await made.group.fine_tune_job_failed()
-    assert await made.group.get_fine_tune_job_error_repr() == reason
+    assert await made.group.get_fine_tune_job_error_repr() == result.reason
     assert (await made.group.switch_to_next_model()).number == 0
     assert made.group.is_trainable == (kind is not Frozen)
 
@@ -233,7 +234,7 @@ async def test_what_is_not_submitted_is_told_by_its_type(make, plays, settings, 
 async def test_without_any_job_there_is_nothing_to_switch_to(make):
     group = make().group
     assert await group.get_fine_tune_job_status() == "not_found"
-    assert "no job was created yet" in await group.get_fine_tune_job_error_repr()
+    assert "no job was" in await group.get_fine_tune_job_error_repr()
     with pytest.raises(TrainingJobNotFoundClientError):
         await group.switch_to_next_model()
     with pytest.raises(TrainingJobNotFoundClientError):
@@ -283,7 +284,7 @@ async def test_a_group_at_openai_goes_through_its_states_and_to_its_next_model(t
     await group.switch_to_next_model()
     assert group.model_name == made.engine.location == f"ft:{BASE}:org::ftjob-0"
     assert (await group._get_openai_fine_tune_job()).fine_tuned_model == group.model_name
-    with pytest.raises(TrainingError, match="does not train through 'lm_server'"):
+    with pytest.raises(TrainingError, match="train through 'lm_server'"):
         await group._get_lm_server_fine_tune_job()
     with pytest.raises(CapabilityError, match="dpo, supervised"):
         await group.create_grpo_fine_tune_job({"prover": [plays[0]]})
@@ -327,7 +328,7 @@ async def test_a_language_model_server_makes_room_for_training_where_it_is_to(
     assert server.status["status"] == "running"
     assert group.model_name == version.location == "ft:gpt-4o-mini-2024-07-18:org::ftjob-0"
     assert (await group._get_lm_server_fine_tune_job()).status == "succeeded"
-    with pytest.raises(TrainingError, match="does not train through 'openai'"):
+    with pytest.raises(TrainingError, match="train through 'openai'"):
         await group._get_openai_fine_tune_job()
 
 
@@ -362,19 +363,19 @@ async def test_a_group_that_does_not_get_ready_says_so(make):
         return False
 
     made.adapter.is_healthy = away
-    with pytest.raises(TimeoutError, match="group 'pair' is not ready after"):
+    with pytest.raises(TimeoutError, match=r"group 'pair' .*ready after 0.01 s"):
         await made.group.wait_for_ready(timeout=0.01)
 
 
 @pytest.mark.parametrize(
     ("state", "problem"),
     [
-        ({"iteration": 3}, "not the state of a group(.|\n)*iteration\n  Extra inputs are not permitted"),
-        ({"version": {"number": 1}}, r"not the state of a group(.|\n)*version\.location\n  Field required"),
-        ("ft:x", "not the state of a group(.|\n)*should be a valid dictionary"),
+        ({"iteration": 3}, r"a group: (.|\n)*iteration\n  Extra inputs"),
+        ({"version": {"number": 1}}, r"a group: (.|\n)*version\.location\n  Field required"),
+        ("ft:x", r"a group: (.|\n)*valid dictionary"),
         (
             {"version": {"number": 1, "location": "x", "digest": "y"}},
-            "version 1 of group 'pair' is weights-1, and in this state",
+            "version 1 of group 'pair' is weights-1, .* x:",
         ),
     ],
 )
@@ -435,7 +436,7 @@ async def test_a_backend_that_gives_a_number_twice_is_found_out(make, plays):
 
     made.adapter.status = other_weights
     await made.group.create_supervised_fine_tune_job({"prover": [plays[0]], "verifier": [plays[1]]})
-    with pytest.raises(TrainingError, match=r"made version 2 .*, but job .* has already made that version"):
+    with pytest.raises(TrainingError, match=r"made version 2 .*, but job .* already made"):
         await made.group.switch_to_next_model()
     assert made.group.lineage() == entries
     assert made.group.jobs.version.number == 1
@@ -459,27 +460,27 @@ async def test_a_job_that_fails_is_late_or_not_over_says_what_to_do(make, plays)
     await made.group.wait_for_ready()
     await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
     made.adapter.behave = lambda status: status.model_copy(update={"status": TrainingStatusEnum.FAILED})
-    with pytest.raises(TrainingError, match=r"ended as 'failed'\. .* make the job again of the same data"):
+    with pytest.raises(TrainingError, match=r"ended as 'failed'\. .* the same data"):
         await made.group.wait_for_fine_tune_job(poll_interval=0)
     made.adapter.behave = lambda status: asyncio.sleep(60)
     with pytest.raises(TrainingError, match=r"larger `job_timeout` \(for a group: `timeout`\)"):
         await made.group.wait_for_fine_tune_job(timeout=0.01)
     have_say(made.adapter, status=TrainingStatusEnum.RUNNING)
-    with pytest.raises(TrainingError, match="has not ended: its status is 'running'"):
+    with pytest.raises(TrainingError, match="status is 'running'"):
         await made.group.switch_to_next_model()
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"num_epochs": 0}, "num_epochs: .* greater than or equal to 1, found 0"),
+        ({"num_epochs": 0}, "num_epochs: .* equal to 1, found 0"),
         ({"num_epochs": 1.5}, "num_epochs: .* valid integer"),
         ({"min_rows": True}, "min_rows: .* valid integer"),
         ({"lora_rank": -1}, "lora_rank: "),
         ({"dpo_beta": 0}, "dpo_beta: "),
         ({"rl_learning_rate": float("nan")}, "rl_learning_rate: .* finite number"),
         ({"rl_learning_rate": "1e-4"}, "rl_learning_rate: .* valid number"),
-        ({"lora_alpha_scale": 2.0}, "lora_alpha_scale is a multiple of lora_rank"),
+        ({"lora_alpha_scale": 2.0}, "lora_alpha_scale .*multiple of lora_rank"),
     ],
 )
 def test_settings_that_no_job_can_have_are_refused(settings, message):
@@ -511,7 +512,7 @@ def test_the_attributes_are_those_of_the_agents_and_the_protocol(make):
 @pytest.mark.parametrize(
     ("agents", "message"),
     [
-        ([("a", {}), ("b", {"num_epochs": 2})], "on num_epochs, and it is None for 'a' and 2 for 'b'"),
+        ([("a", {}), ("b", {"num_epochs": 2})], "on num_epochs, .*None for 'a' and 2 for 'b'"),
         ([("a", {}), ("b", {"lora_rank": 8})], "must agree on lora_rank"),
         ([("a", {}), ("a", {})], "two agents called 'a'"),
         ([], "has no agents"),
@@ -522,7 +523,7 @@ def test_agents_of_a_group_must_agree(make, agents, message):
     made = [GroupAgent(name, ModelSettings(BASE, **settings), "pair") for name, settings in agents]
     with pytest.raises(RequestError, match=message):
         OpenAiSharedModelGroup("pair", iter(made), make().group.jobs, adp())
-    with pytest.raises(RequestError, match="agent 'a' belongs to the group 'a', not to 'pair'"):
+    with pytest.raises(RequestError, match=r"agent 'a' .*group 'a', not to 'pair'"):
         OpenAiSharedModelGroup("pair", [GroupAgent("a", ModelSettings(BASE))], make().group.jobs)
 
 
@@ -531,11 +532,11 @@ async def test_data_of_strangers_and_steps_that_do_not_fit_are_refused(make, pla
     supervised, dpo = group.create_supervised_fine_tune_job, group.create_dpo_fine_tune_job
     for job, message in (
         (supervised({"judge": [right]}), "has no agent 'judge'; agents: "),
-        (supervised({}, {"prover": [right]}), "'prover' is not a verifier"),
-        (dpo({"prover": [Step(right, 1)]}, {"prover": [Step(wrong, 1)]}), "is a turn of 'verifier'"),
+        (supervised({}, {"prover": [right]}), "'prover' is not a"),
+        (dpo({"prover": [Step(right, 1)]}, {"prover": [Step(wrong, 1)]}), "turn of 'verifier'"),
         (dpo({"verifier": [Step(right, 1)]}, {"verifier": [Step(wrong, 1)]}), "answer different prompts"),
         (dpo({"prover": [Step(right, 0)]}, {"prover": []}), "1 positive and 0 negative"),
-        (dpo({"prover": [Step(right, 0)]}, {}), "positive steps are of prover, and negative ones of nobody"),
+        (dpo({"prover": [Step(right, 0)]}, {}), "positive .*prover, .*negative .*nobody"),
     ):
         with pytest.raises(RequestError, match=message):
             await job
@@ -550,7 +551,7 @@ async def test_an_agent_that_plays_no_protocol_needs_rewards_for_grpo(make):
     with pytest.raises(RequestError, match=r"'train/1/e/0' is None, .*; give it in `rewards`"):
         await group.create_grpo_fine_tune_job({"agent": records})
     for reward in (float("inf"), float("nan"), "high", None, [1.0], 10**400):
-        with pytest.raises(RequestError, match=r"the reward of episode 'train/1/e/0' is .*no finite"):
+        with pytest.raises(RequestError, match=r"reward of episode 'train/1/e/0' .*no finite"):
             await group.create_grpo_fine_tune_job({"agent": records}, {records[0].id: reward})
     rewards = {record.id: float(record.generation) for record in records}
     await group.create_grpo_fine_tune_job({"agent": records}, rewards)

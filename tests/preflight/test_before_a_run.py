@@ -61,7 +61,7 @@ async def examined(url: str, **more) -> list[tuple[str, str, str]]:
 async def test_a_model_answers_one_call(tmp_path):
     with JsonServer(lambda path, headers, body: (200, chat_completion("tiny", "yes"))) as server:
         (answered, stored) = await examined(server.url, storage=f"file://{tmp_path}")
-    assert answered[:2] == ("model policy", "ok") and "answered a call in" in answered[2]
+    assert answered[:2] == ("model policy", "ok") and "tiny answered" in answered[2]
     assert stored[:2] == ("storage", "ok")
 
 
@@ -88,9 +88,9 @@ async def test_a_backend_that_does_not_answer(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"retry": "no"}, "retry is True or False, found 'no'"),
-        ({"progress": "yes"}, "progress is True, False or a Progress"),
-        ({"output_dir": None}, "output_dir is a folder, found None"),
+        ({"retry": "no"}, "retry .*True or False, found 'no'"),
+        ({"progress": "yes"}, "progress .*True, False .*Progress"),
+        ({"output_dir": None}, "output_dir .*folder, found None"),
     ],
 )
 def test_arguments_of_wrong_types_are_refused(arguments, message):
