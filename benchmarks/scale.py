@@ -26,7 +26,6 @@ from typing import Any, TypeVar
 from common import parse_arguments, print_json, print_table, progress, silent
 from harness import StubEngine
 
-from etude.config.schema import Config
 from etude.core.call import Call, ChatRequest, Completion, Usage
 from etude.core.episode import EpisodeRecord, Example
 from etude.core.keys import fold, generator
@@ -184,7 +183,7 @@ async def playing(
 ) -> AsyncIterator[Playing]:
     """A pool of runners, which are started when episodes need them."""
     at_once = runners * episodes_each
-    head = Head(journal, {}, frozenset(), patience=3600.0, ledger=Ledger(journal, Config()))
+    head = Head(journal, {}, frozenset(), patience=3600.0, ledger=Ledger(journal, {}, None))
     scorer = Scorer({EVALUATOR: _never}, journal, timeout=60.0, max_concurrency=at_once)
     limits = Limits(at_once, None)
     sizes = {"runners": runners, "episodes_each": episodes_each}

@@ -11,6 +11,7 @@ from typing import Any
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.grpo import Grpo
 from etude.backends.trainer_adapter import Capabilities, TrainerAdapter
+from etude.config.builder import Builder
 from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig, TrainerAdapterConfig
 from etude.config.schema import Config
 from etude.core.call import ChatRequest
@@ -243,9 +244,8 @@ class Run:
         collector = Collector(workflow, models, folder.journal, limits=Limits(8, 30.0, 10))
         evaluators = {"correct": FunctionEvaluator(self.evaluator)}
         return Runtime(
-            config=Config(),
             run=folder,
-            builder=None,  # type: ignore[arg-type]
+            builder=Builder(Config()),
             evaluation=EvaluationRun(
                 collector, evaluators, folder.journal, error_budget=self.finetuning.error_budget
             ),

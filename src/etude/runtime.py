@@ -36,9 +36,9 @@ Report = Callable[[History, Path, bool], None]
 class Runtime:
     """All parts that builders and trainers work with."""
 
-    config: Config
     run: RunFolder
     builder: Builder
+    """Builds the parts, and has the config."""
     evaluation: Evaluation
     """Runs and scores episodes. During training, each call is a separate collection."""
     examples: Sequence[Example]
@@ -80,7 +80,7 @@ async def open_runtime(
         # Opened first and closed last, so that the final backup has everything the other parts write.
         await exits.enter_async_context(back_up(config.storage, run, progress))
         builder = await exits.enter_async_context(Builder(config, run))
-        ledger = Ledger(run.journal, config)
+        ledger = Ledger(run.journal, config.llms, config.budget)
         builder.wrap_llm = lambda name, engine: MeteredEngine(name, engine, ledger, config.llms)
         given = {name: builder.wrap_llm(name, engine) for name, engine in (engines or {}).items()}
         models = {name: given.get(name) or await builder.get_llm(name) for name in config.llms} | given
@@ -109,13 +109,12 @@ async def open_runtime(
                 await keep_base(run.journal, name, str(llm.model))
         await exits.enter_async_context(within_budget(ledger, progress))
         yield Runtime(
-            config=config,
             run=run,
             builder=builder,
             evaluation=evaluation,
             examples=examples,
             engines=models,
-            target_model=target_model(config, models),
+            target_model=target_model(config.finetuning, models),
             validation_examples=validation,
             progress=progress,
             report=report,

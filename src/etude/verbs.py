@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from etude.config.assemble import parse_components
+from etude.config.builder import Builder
 from etude.config.component import TrackerConfig
 from etude.config.schema import Config
 from etude.core.errors import RequestError, TrainingError
@@ -258,7 +259,7 @@ async def train_in(
         raise RequestError("finetuning is not enabled in this config; set 'finetuning.enabled: true'")
     with rare_garbage_collection(), _progress_display(progress) as display:
         write = report or functools.partial(write_metrics, tell=display.message)
-        reporting = Reporting(config, run, display)
+        reporting = Reporting(Builder(config, run), run, display)
 
         def tell(history: History, folder: Path, final: bool) -> None:
             write(history, folder, final)
@@ -289,7 +290,7 @@ async def evaluate_in(
 ) -> Evaluation:
     """Evaluate as the config says, continuing from the finished work in the open run folder."""
     with rare_garbage_collection():
-        async with Reporting(config, run, progress):
+        async with Reporting(Builder(config, run), run, progress):
             return await run_evaluation(config, run, request, progress=progress)
 
 

@@ -120,7 +120,7 @@ async def made(name, output, **options):
     """The units that are trained on, as the learner takes them, and the facts of the collection."""
     builder = open_builder(name, **options)
     collection = await finish(builder, output)
-    algorithm = make_algorithm(collection.method, collection.options)
+    algorithm = builder.algorithm.objective()
     groups = read_groups(collection.groups, algorithm)
     return algorithm.units(groups), builder.facts("run")
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from etude.algorithms.dpo import Dpo
+from etude.algorithms.grpo import Grpo
 from etude.backends.local_adapter import LocalAdapter
 from etude.backends.trainer_adapter import LocalAdapterConfig, LoraConfig
 from etude.config.finetuning import FinetuneConfig
@@ -31,9 +33,9 @@ def rewarded(sample, reward):
     return replace(sample, reward=reward, advantages=None)
 
 
-def collection(name, *, seed=0, method="grpo", rewards=(0.0, 1.0, 2.0, 5.0), **options):
+def collection(name, *, seed=0, method="grpo", rewards=(0.0, 1.0, 2.0, 5.0)):
     group = map(rewarded, sequences(policy(), len(rewards), seed=seed), rewards)
-    return TrajectoryCollection(trajectories=[[*group]], run_id=name, method=method, options=options)
+    return TrajectoryCollection(trajectories=[[*group]], run_id=name, method=method)
 
 
 def not_finite(name):
@@ -312,8 +314,9 @@ async def test_preferences_in_words_need_the_base_for_reference(tmp_path):
     )
     with pytest.raises(TrainingError, match="reference: base"):
         await (await adapter_on(tmp_path)).submit(job)
-    against_the_base = job.model_copy(update={"options": {"reference": "base"}})
-    assert (await done(await adapter_on(tmp_path), against_the_base)).number == 1
+    adapter = await adapter_on(tmp_path)
+    adapter.algorithm = Dpo(reference="base")
+    assert (await done(adapter, job)).number == 1
 
 
 @pytest.mark.parametrize("lora", [None, LoraConfig(r=4)], ids=["all weights", "LoRA"])
@@ -350,7 +353,8 @@ async def test_groups_of_equal_rewards_make_no_job_unless_the_loss_has_more_than
     tmp_path, options, is_made
 ):
     adapter = await adapter_on(tmp_path)
-    result = await adapter.submit(collection("flat", rewards=(1.0, 1.0), **options))
+    adapter.algorithm = Grpo(**options)
+    result = await adapter.submit(collection("flat", rewards=(1.0, 1.0)))
     assert isinstance(result, Skipped) is not is_made
     assert (await adapter.status(TrainingJobRef(run_id="flat", backend="local"))).status is (
         TrainingStatusEnum.RUNNING if is_made else TrainingStatusEnum.NOT_FOUND

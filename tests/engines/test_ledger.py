@@ -29,12 +29,18 @@ TRAIN, JUDGE = Purpose("agent", "train/1"), Purpose("judge", "train/1")
 PRICES = {"prompt": 2.0, "cached": 0.5, "completion": 8.0, "training": 25.0}
 
 
-def config(**changes: Any) -> Any:
+def limits(data: dict[str, Any]) -> dict[str, Any]:
+    """The models and the budget of a config."""
+    config = parse_config(data)
+    return {"llms": config.llms, "budget": config.budget}
+
+
+def config(**changes: Any) -> dict[str, Any]:
     model = {"_type": "openai", "model_name": "m", "base_url": "http://127.0.0.1/v1", "max_tokens": 10}
     llms = {"policy": {**model, "prices": PRICES}, "free": model}
     for name, more in changes.pop("llms", {}).items():
         llms[name] = {**llms[name], **more}
-    return parse_config({"llms": llms, **changes})
+    return limits({"llms": llms, **changes})
 
 
 async def is_stuck(task: asyncio.Future[Any]) -> bool:
@@ -44,7 +50,7 @@ async def is_stuck(task: asyncio.Future[Any]) -> bool:
 
 
 async def test_the_bill_is_that_of_a_table_by_hand(journal: Journal):
-    ledger = Ledger(journal, config())
+    ledger = Ledger(journal, **config())
     await ledger.settle(None, "policy", TRAIN, Usage(1000, 100, 400))
     await ledger.settle(None, "policy", TRAIN, Usage(2000, 200))
     await ledger.settle(None, "policy", JUDGE, Usage(500, 50))
@@ -72,16 +78,16 @@ async def test_the_bill_is_that_of_a_table_by_hand(journal: Journal):
 
 
 async def test_a_ledger_that_is_opened_again_goes_on_where_it_was(journal: Journal):
-    await Ledger(journal, config()).settle(None, "policy", TRAIN, Usage(1000, 100))
+    await Ledger(journal, **config()).settle(None, "policy", TRAIN, Usage(1000, 100))
     await journal.flush()
-    again = Ledger(journal, config(budget={"tokens": 10_000}))
+    again = Ledger(journal, **config(budget={"tokens": 10_000}))
     assert again.limits[0].used == 1100
     await again.settle(None, "policy", TRAIN, Usage(1000, 100))
     assert again.bill.total.tokens == 2200
 
 
 async def test_calls_wait_for_room_and_the_run_stops_when_none_can_come(journal: Journal):
-    ledger = Ledger(journal, config(budget={"tokens": 1000}))
+    ledger = Ledger(journal, **config(budget={"tokens": 1000}))
     stops: list[str] = []
     ledger.on_reached = lambda: stops.append(str(ledger.reached))
     first = await ledger.hold("policy", Usage(500, 100))
@@ -102,7 +108,7 @@ async def test_calls_wait_for_room_and_the_run_stops_when_none_can_come(journal:
 
 
 async def test_a_job_for_which_there_is_no_room_is_not_begun(journal: Journal):
-    ledger = Ledger(journal, config(budget={"usd": 1.0}))
+    ledger = Ledger(journal, **config(budget={"usd": 1.0}))
     await ledger.begin_job("policy", "one", 30_000)
     await ledger.begin_job("policy", "one", 30_000)
     assert ledger.bill.total.usd == pytest.approx(0.75), "once for each name"
@@ -115,12 +121,12 @@ async def test_a_job_for_which_there_is_no_room_is_not_begun(journal: Journal):
 async def test_hours_are_those_of_all_processes_of_the_run(journal: Journal):
     clock = [0.0]
     changes = {"budget": {"hours": 1.0}}
-    ledger = Ledger(journal, config(**changes), clock=lambda: clock[0])
+    ledger = Ledger(journal, **config(**changes), clock=lambda: clock[0])
     clock[0] = 1800.0
     ledger.tick()
     assert ledger.reached is None
     await journal.flush()
-    again = Ledger(journal, config(**changes), clock=lambda: clock[0])
+    again = Ledger(journal, **config(**changes), clock=lambda: clock[0])
     clock[0] += 1799.0
     again.tick()
     assert again.reached is None
@@ -130,9 +136,9 @@ async def test_hours_are_those_of_all_processes_of_the_run(journal: Journal):
     assert again.bill.seconds == 3600
 
 
-def priced(policy: dict[str, Any], **changes: Any) -> Any:
+def priced(policy: dict[str, Any], **changes: Any) -> dict[str, Any]:
     llms = {"policy": {"_type": "openai", "model_name": "gpt-4o-mini", "max_tokens": 10, **policy}}
-    return parse_config({"llms": llms, **changes})
+    return limits({"llms": llms, **changes})
 
 
 @pytest.mark.parametrize(
@@ -143,23 +149,23 @@ def priced(policy: dict[str, Any], **changes: Any) -> Any:
     ],
 )
 def test_a_call_costs_what_a_table_by_hand_says(prices, usage, usd):
-    price = find_prices(priced({"prices": prices}))["policy"]
+    price = find_prices(priced({"prices": prices})["llms"])["policy"]
     assert price.call_price(usage) == pytest.approx(usd, rel=1e-12)
 
 
 def test_a_limit_in_usd_needs_the_price_of_every_remote_model():
     stranger = {"model_name": "stranger", "base_url": "https://models.example/v1"}
-    assert unpriced_models(priced(stranger)) == ["policy"]
-    require_bounded(priced(stranger, budget={"tokens": 1000}))
+    assert unpriced_models(priced(stranger)["llms"]) == ["policy"]
+    require_bounded(**priced(stranger, budget={"tokens": 1000}))
     with pytest.raises(RequestError, match=r"budget\.usd is set.*llms\.policy\.prices: \{prompt"):
-        require_bounded(priced(stranger, budget={"usd": 1}))
-    assert unpriced_models(priced({})) == ["policy"]
-    require_bounded(priced({**stranger, "prices": {"prompt": 0, "completion": 0}}, budget={"usd": 1}))
+        require_bounded(**priced(stranger, budget={"usd": 1}))
+    assert unpriced_models(priced({})["llms"]) == ["policy"]
+    require_bounded(**priced({**stranger, "prices": {"prompt": 0, "completion": 0}}, budget={"usd": 1}))
 
 
 def test_a_limit_needs_to_know_how_long_an_answer_can_get():
     with pytest.raises(RequestError, match=r"budget\.tokens is set.*set llms\.policy\.max_tokens"):
-        require_bounded(priced({"max_tokens": None}, budget={"tokens": 1000}))
+        require_bounded(**priced({"max_tokens": None}, budget={"tokens": 1000}))
 
 
 REQUEST = ChatRequest(({"role": "user", "content": "What is 2 + 2?"},))
@@ -257,7 +263,7 @@ def test_a_prompt_has_no_more_tokens_than_bytes(text: str):
 def make_ledger(journal: Journal, usd: float) -> Ledger:
     model = {"_type": "openai", "model_name": BASE, "max_tokens": 10}
     model["prices"] = {"prompt": 1, "completion": 1, "training": 25.0}
-    return Ledger(journal, parse_config({"llms": {"policy": model}, "budget": {"usd": usd}}))
+    return Ledger(journal, **limits({"llms": {"policy": model}, "budget": {"usd": usd}}))
 
 
 async def open_jobs(server: StandIn, journal: Journal, ledger: Ledger) -> ModelJobs:

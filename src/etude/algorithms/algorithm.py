@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 _ROUNDING = 1e-9
 """Advantages below this are rounding noise between equal rewards."""
 GRADIENT = "gradient"
-"""Marks an algorithm's option that concerns the gradient. Such options travel with a job's data."""
+"""Marks an algorithm's option that concerns the gradient. Such options identify a job."""
 
 T = TypeVar("T")
 A = TypeVar("A", bound="Algorithm")
@@ -84,9 +84,9 @@ class Algorithm(Collecting):
         if cls.type_name:
             register_trajectory_builder(config_type=cls)(_build)
 
-    def job_method(self) -> tuple[Method, dict[str, Any]]:
-        """Return the algorithm's own name and its gradient options."""
-        return self.type_name, self.gradient()
+    def objective(self) -> Algorithm:
+        """Return the algorithm whose loss learns from the data: itself, or another one with its options."""
+        return self
 
     def gradient(self) -> dict[str, Any]:
         """Return the gradient options as JSON."""

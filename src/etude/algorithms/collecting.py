@@ -82,8 +82,8 @@ class Collecting(TrajectoryBuilderConfig):
         return given
 
     @abstractmethod
-    def job_method(self) -> tuple[Method, dict[str, Any]]:
-        """Return the algorithm whose loss learns from the data, and its gradient options."""
+    def objective(self) -> Collecting:
+        """Return the algorithm whose loss learns from the data."""
 
     def needs(self) -> set[Need]:
         """Return the data that the samples must have, or that a learner must compute."""
@@ -149,7 +149,7 @@ class CollectingBuilder(TrajectoryBuilder):
     def __init__(self, trajectory_builder_config: Collecting) -> None:
         super().__init__(trajectory_builder_config)
         self.algorithm = trajectory_builder_config
-        self.method = self.algorithm.job_method()[0]
+        self.method: Method = self.algorithm.objective().type_name
         self.evaluation_runs: dict[str, asyncio.Task[EvaluationRunOutput]] = {}
         self._facts: dict[str, dict[str, Any]] = {}
         self._replacements: dict[int, int] = {}
@@ -255,10 +255,7 @@ class CollectingBuilder(TrajectoryBuilder):
             groups = [without_cut_off(group, self.algorithm.kind, tally) for group in groups]
         self._facts = {run_id: tally.facts()}
         made = [[replace(unit, group_rewards=group.rewards) for unit in group.units] for group in groups]
-        method, options = self.algorithm.job_method()
-        return TrajectoryCollection(
-            trajectories=[*filter(None, made)], run_id=run_id, method=method, options=options
-        )
+        return TrajectoryCollection(trajectories=[*filter(None, made)], run_id=run_id, method=self.method)
 
     def facts(self, run_id: str) -> dict[str, Any]:
         """Return the counts of the last finished collection."""

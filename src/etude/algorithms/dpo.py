@@ -16,7 +16,6 @@ from etude.config.builder import Builder
 from etude.config.references import ReferenceTo
 from etude.core.errors import RequestError
 from etude.core.sample import Kind, Pair, Sample
-from etude.core.trajectory import Method
 from etude.protocols.workflow import ProtocolWorkflow
 
 if TYPE_CHECKING:
@@ -181,9 +180,9 @@ class Malt(Preferences, name="malt"):
     """Pair two answers whose values differ by more than this share of what the agent can earn. Left out: pair
     an answer at or above the mid-point of that range with one below it."""
 
-    def job_method(self) -> tuple[Method, dict[str, Any]]:
-        """Return the loss of `dpo`."""
-        return Dpo.type_name, self.gradient()
+    def objective(self) -> Dpo:
+        """Return `dpo` with the same options."""
+        return Dpo(**self.gradient())
 
     @property
     def widths(self) -> Any:

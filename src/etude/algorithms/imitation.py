@@ -58,9 +58,9 @@ class ExpertIteration(Supervised, name="expert_iteration"):
     best_k: int | None = Field(default=None, ge=1)
     """Keep the best k episodes of each example. Without min_reward the default is 1."""
 
-    def job_method(self) -> tuple[str, dict[str, object]]:
-        """Return the loss of `supervised`."""
-        return Supervised.type_name, {}
+    def objective(self) -> Supervised:
+        """Return `supervised`."""
+        return Supervised()
 
     def samples(self, group: Group, tally: Tally) -> list[Sample]:
         """Return the samples of the episodes to imitate, best first.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ValidationError
 
-from etude.algorithms.algorithm import Algorithm, changed_options, find_same_loss, make_algorithm, read_groups
+from etude.algorithms.algorithm import Algorithm, changed_options, find_same_loss, read_groups
 from etude.backends.openai_api import JobsConfig, connect, run_key
 from etude.backends.openai_jobs import OpenAiJobs
 from etude.backends.trainer_adapter import Capabilities, JobHyperparameters, trained_model
@@ -258,8 +258,6 @@ class LmServerAdapter(OpenAiJobs):
         super().__init__(adapter_config, client, model, run_key)
         self.server = server
         self.metadata = {FREE_ENGINE: "true"} if adapter_config.free_engine else {}
-        self.planned: object = None
-        """The config of the run's trajectory builder, which is checked before anything is sampled."""
         self._algorithms: tuple[Method, ...] = ("grpo", "dpo", "supervised")
         """The algorithms that the server knows by name, updated by `initialize`."""
 
@@ -272,8 +270,8 @@ class LmServerAdapter(OpenAiJobs):
         await self.server.wait_for_ready()
         await self.check()
         self._algorithms = tuple(await self.server.algorithms())
-        if isinstance(self.planned, Algorithm):
-            self._find_server_algorithm(make_algorithm(*self.planned.job_method()))
+        if self.algorithm is not None:
+            self._find_server_algorithm(self.algorithm)
 
     def capabilities(self) -> Capabilities:
         # All algorithms that the server knows or has a loss for.
@@ -302,26 +300,26 @@ class LmServerAdapter(OpenAiJobs):
             await self.server.start_engine()
         return status
 
-    def prepare(self, trajectories: TrajectoryCollection) -> TrajectoryCollection:
-        """Return the collection for the server's algorithm of the same name, or of the same loss.
+    def prepare(self, trajectories: TrajectoryCollection) -> tuple[TrajectoryCollection, dict[str, Any]]:
+        """Return the collection for the server's algorithm with the same loss, and the changed options.
 
         Samples have their advantages if the server cannot compute them: for the latter, and with step
         rewards, since rows do not tell which agent answered. Raises CapabilityError if there is none.
         """
-        algorithm = make_algorithm(trajectories.method, trajectories.options)
+        algorithm = self.find_algorithm(trajectories.method)
         same = self._find_server_algorithm(algorithm)
-        update: dict[str, Any] = {"method": same.type_name, "options": changed_options(algorithm, same)}
+        update: dict[str, Any] = {"method": same.type_name}
         if algorithm.kind == "samples":
             groups = [
                 [unit.samples[0] for unit in group] for group in read_groups(trajectories.groups, algorithm)
             ]
             if same is not type(algorithm) or any(sample.returns for group in groups for sample in group):
                 update["groups"] = algorithm.assigned(groups)
-        return trajectories.model_copy(update=update)
+        return trajectories.model_copy(update=update), changed_options(algorithm, same)
 
     def reason_to_skip(self, trajectories: TrajectoryCollection, rows: int) -> Skipped | None:
         """As `OpenAiJobs`. A KL loss changes nothing by itself if its reference is the job's own start."""
-        algorithm = make_algorithm(trajectories.method, trajectories.options)
+        algorithm = self.find_algorithm(trajectories.method)
         if algorithm.kind != "samples":  # Other kinds may have texts, which the server tokenises.
             return None
         pulls_to_start = self.adapter_config.hyperparameters.get("reference") != "base"
@@ -345,10 +343,7 @@ async def lm_server(config: LmServerAdapterConfig, builder: Builder) -> AsyncIte
     client = connect(config, llm, needs_key=False)
     server = LanguageModelClient(str(client.base_url), client.api_key)
     try:
-        adapter = LmServerAdapter(config, client, server, llm.model_name, await run_key(builder))
-        name = builder.config.finetuning.trajectory_builder
-        adapter.planned = builder.config.trajectory_builders.get(name or "")
-        yield adapter
+        yield LmServerAdapter(config, client, server, llm.model_name, await run_key(builder))
     finally:
         await server.close()
         await client.close()

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from etude.algorithms.algorithm import Algorithm, make_algorithm
+from etude.algorithms.algorithm import make_algorithm
 from etude.backends.cluster_training import ClusterLearners, Learners
 from etude.backends.job_training import units_of_groups
 from etude.backends.local_job import FinishedJob, Job, LocalLearner, learner_options
@@ -26,7 +26,7 @@ from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-from etude.core.keys import fold
+from etude.core.keys import content_hash, fold
 from etude.learner.learner import TrainingCanceled
 from etude.models.policy import LoraOptions, Policy
 from etude.store.files import DamagedError
@@ -132,7 +132,9 @@ class LocalAdapter(TrainerAdapter):
         name = trajectories.run_id
         ref = TrainingJobRef(run_id=name, backend="local")
         self._require_workplace()
-        algorithm = algorithm_for(trajectories, self._hyperparameters)
+        algorithm, beta = self.find_algorithm(trajectories.method), self._hyperparameters.dpo_beta
+        if algorithm.kind == "pairs" and beta is not None:
+            algorithm = make_algorithm(algorithm.type_name, algorithm.gradient() | {"beta": beta})
         config = self.adapter_config.for_job(algorithm.kind, self._hyperparameters)
         schedule = learner_options(self.adapter_config, self.run_config).schedule
         decides = {
@@ -141,7 +143,7 @@ class LocalAdapter(TrainerAdapter):
             "epochs": None if config.lr_schedule == "constant" else schedule.trainings,
             "seed": self._seed,
         }
-        content = JobContent.from_parts(data_hash(trajectories), trajectories.method, decides)
+        content = JobContent(data_hash(trajectories), trajectories.method, content_hash(decides))
         finished = await asyncio.to_thread(self._find_finished_job, name)
         running = self._jobs.get(name)
         if running is not None:
@@ -321,11 +323,3 @@ def _lora_words(lora: LoraConfig | None) -> str:
 def _job_status(ref: TrainingJobRef, finished: FinishedJob, note: str | None = None) -> TrainingJobStatus:
     made = {"version": finished.version, "metadata": {"metrics": finished.metrics}}
     return job_status(ref, TrainingStatusEnum.COMPLETED, progress=100.0, message=note, **made)
-
-
-def algorithm_for(collection: TrajectoryCollection, given: JobHyperparameters) -> Algorithm:
-    """Return a collection's algorithm. Raises RequestError for an unknown one or for its options."""
-    algorithm = make_algorithm(collection.method, collection.options)
-    if algorithm.kind == "pairs" and given.dpo_beta is not None:
-        return make_algorithm(collection.method, {**collection.options, "beta": given.dpo_beta})
-    return algorithm

@@ -123,9 +123,9 @@ class OpenAiJobs(TrainerAdapter):
     async def submit(self, trajectories: TrajectoryCollection) -> TrainingJobRef | Skipped:
         """Upload the rows and create a job, unless one with that name and content exists."""
         check_method(f"'{self.backend}'", self.capabilities(), trajectories.method)
-        trajectories = self.prepare(trajectories)
+        trajectories, options = self.prepare(trajectories)
         name, content = trajectories.run_id, training_file(trajectories)
-        request = self._request(name, content, trajectories.method, trajectories.options)
+        request = self._request(name, content, trajectories.method, options)
         known = await self.find(name)
         if known is not None:
             _job_content(known.metadata).require(
@@ -138,9 +138,12 @@ class OpenAiJobs(TrainerAdapter):
         self._newest = max(self._newest, int(request["metadata"][_VERSION]))
         return self._ref(name, job)
 
-    def prepare(self, trajectories: TrajectoryCollection) -> TrajectoryCollection:
-        """Return the collection to send, for an algorithm that the API knows."""
-        return trajectories
+    def prepare(self, trajectories: TrajectoryCollection) -> tuple[TrajectoryCollection, dict[str, Any]]:
+        """Return the collection to send, for an algorithm that the API knows, and the algorithm's options."""
+        own, taken = self.algorithm, {*(self.capabilities().options or ())}
+        if own is None or own.type_name != trajectories.method:
+            return trajectories, {}
+        return trajectories, own.model_dump(mode="json", include=taken)
 
     def reason_to_skip(self, trajectories: TrajectoryCollection, rows: int) -> Skipped | None:
         """Return why no job should be made on the collection of `rows` rows, if that is already known."""
@@ -361,11 +364,6 @@ class OpenAiAdapter(OpenAiJobs):
             versions=True,
             from_base=True,
         )
-
-    def prepare(self, trajectories: TrajectoryCollection) -> TrajectoryCollection:
-        """Return the collection with the only option that OpenAI takes, which is DPO's `beta`."""
-        options = {name: value for name, value in trajectories.options.items() if name == "beta"}
-        return trajectories.model_copy(update={"options": options})
 
     def reason_to_skip(self, trajectories: TrajectoryCollection, rows: int) -> Skipped | None:
         """Return that there are too few rows, if so."""

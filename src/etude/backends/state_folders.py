@@ -15,7 +15,6 @@ from pydantic_core import to_json
 from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import RequestError, StoreError
 from etude.core.job import ModelVersion
-from etude.core.keys import content_hash
 from etude.store.files import SET_ASIDE, damage_in, delete_folder, note_sum, open_draft, require_as_written
 
 if TYPE_CHECKING:
@@ -47,11 +46,6 @@ class JobContent:
     """Hash of the hyperparameters, including the seed."""
     start: str | None = None
     """The backend's name of the start model. None skips its comparison."""
-
-    @classmethod
-    def from_parts(cls, data: str, method: str, hyperparameters: Any, start: str | None = None) -> JobContent:
-        """Return the content of a job with JSON-able hyperparameters."""
-        return cls(data, method, content_hash(hyperparameters), start)
 
     def require(self, name: str, asked: JobContent, made: str | None = None) -> None:
         """Raise JobNameTakenError, with the differences, unless `asked` is this job.

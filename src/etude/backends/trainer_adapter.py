@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field
 
-from etude.algorithms.algorithm import Algorithm, changed_options, data_kind, gradient_fields
+from etude.algorithms.algorithm import Algorithm, changed_options, data_kind, gradient_fields, make_algorithm
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.config.component import CHANGEABLE, LlmConfig
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
@@ -125,6 +125,8 @@ class TrainerAdapter(ABC):
 
     run_config: FinetuneConfig
     """The `finetuning` block, set by `initialize`."""
+    algorithm: Algorithm | None = None
+    """The algorithm that the run trains with. It is set before `initialize`, and None outside of a run."""
 
     def __init__(self, adapter_config: TrainerAdapterConfig) -> None:
         """Keep the config. Nothing is started here."""
@@ -142,6 +144,12 @@ class TrainerAdapter(ABC):
         """Prepare the backend. If that fails, raises an EtudeError that says what to do."""
         self.run_config = run_config
         self.adapter_config.reward = run_config.reward_function
+
+    def find_algorithm(self, method: Method) -> Algorithm:
+        """Return the run's algorithm if `method` names it, else the named one with its defaults. Raises
+        RequestError for an unknown name."""
+        own = self.algorithm
+        return own if own is not None and own.type_name == method else make_algorithm(method)
 
     def capabilities(self) -> Capabilities:
         """Return the backend's capabilities, also before `initialize`, so that a bad config costs nothing."""

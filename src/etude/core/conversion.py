@@ -58,8 +58,6 @@ class TrajectoryCollection(DataModel):
     run_id: str
     method: Method = "grpo"
     """The algorithm that the units were made for."""
-    options: dict[str, Any] = Field(default_factory=dict)
-    """The algorithm's options that were set, by their names. The others keep the algorithm's defaults."""
 
     def __len__(self) -> int:
         """Return the number of units in all groups together."""

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 from urllib.parse import quote, urlsplit
 
-from etude.config.component import LlmConfig, ModelPrices
-from etude.config.schema import Config
+from etude.config.component import LlmConfig, ModelPrices, RunBudget
 from etude.core.call import NO_USAGE, Usage
 from etude.core.errors import BudgetReached, RequestError
 from etude.core.interfaces import Progress
@@ -172,22 +171,26 @@ class Limit:
         return BudgetReached(text, override=f"{self.key}={override}")
 
 
-def find_prices(config: Config) -> dict[str, ModelPrices]:
-    """Return the prices of a config's models by name, without models that have none."""
-    own = {name: llm.prices for name, llm in config.llms.items() if llm.prices is not None}
-    opponents = {name: llm.of for name, llm in config.llms.items() if isinstance(llm, OpponentsConfig)}
+Llms: TypeAlias = Mapping[str, LlmConfig]
+"""The entries of `llms`."""
+
+
+def find_prices(llms: Llms) -> dict[str, ModelPrices]:
+    """Return the prices of models by name, without models that have none."""
+    own = {name: llm.prices for name, llm in llms.items() if llm.prices is not None}
+    opponents = {name: llm.of for name, llm in llms.items() if isinstance(llm, OpponentsConfig)}
     return {name: own[of] for name, of in opponents.items() if of in own} | own
 
 
-def unpriced_models(config: Config) -> list[str]:
+def unpriced_models(llms: Llms) -> list[str]:
     """Return the models without a price that run, as far as is known, on another machine."""
-    priced = find_prices(config)
-    return [name for name, llm in config.llms.items() if name not in priced and _is_remote(llm, config)]
+    priced = find_prices(llms)
+    return [name for name, llm in llms.items() if name not in priced and _is_remote(llm, llms)]
 
 
-def _is_remote(llm: LlmConfig, config: Config) -> bool:
+def _is_remote(llm: LlmConfig, llms: Llms) -> bool:
     if isinstance(llm, OpponentsConfig):
-        return _is_remote(config.llms[llm.of], config)
+        return _is_remote(llms[llm.of], llms)
     if isinstance(llm, OpenAiLlmConfig):
         return urlsplit(llm.address).hostname not in ("localhost", "127.0.0.1", "::1")
     return not isinstance(llm, LocalLlmConfig)
@@ -198,17 +201,16 @@ def how_to_price(name: str) -> str:
     return f"llms.{name}.prices: {{prompt: 0.15, completion: 0.60}}, in USD for a million tokens"
 
 
-def require_bounded(config: Config) -> None:
+def require_bounded(llms: Llms, budget: RunBudget | None) -> None:
     """Raise RequestError for limits that could not be enforced.
 
     A limit in USD needs the price of all models. Limits in USD or tokens also need the maximum
     length of an answer.
     """
-    budget = config.budget
     if budget is None or not (budget.usd or budget.tokens):
         return
-    unpriced = unpriced_models(config)
-    for name, llm in config.llms.items():
+    unpriced = unpriced_models(llms)
+    for name, llm in llms.items():
         if budget.usd and name in unpriced:
             raise RequestError(
                 f"budget.usd is set, and what llms.{name} costs is not known: give its price, as in "
@@ -254,19 +256,22 @@ class Ledger:
     """Counts a run's spending, journals it, and stops the run at a limit of its budget."""
 
     def __init__(
-        self, journal: Journal, config: Config, *, clock: Callable[[], float] = time.monotonic
+        self,
+        journal: Journal,
+        llms: Llms,
+        budget: RunBudget | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start from the run's earlier spending. Raises RequestError for limits that cannot be enforced."""
-        require_bounded(config)
+        require_bounded(llms, budget)
         units: tuple[Unit, ...] = ("usd", "tokens", "hours")
         self.limits = [
-            Limit(unit, float(most))
-            for unit in units
-            if (most := getattr(config.budget, unit, None)) is not None
+            Limit(unit, float(most)) for unit in units if (most := getattr(budget, unit, None)) is not None
         ]
         self.reserves_calls = any(limit.unit in ("usd", "tokens") for limit in self.limits)
         """Whether calls need a reservation."""
-        self.prices = find_prices(config)
+        self.prices = find_prices(llms)
         self.reached: BudgetReached | None = None
         self.on_reached: Callable[[], None] = lambda: None
         """Called once, when the run has to stop."""

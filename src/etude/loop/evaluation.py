@@ -130,7 +130,7 @@ async def measure(
     greedy: bool = False,
 ) -> Evaluation:
     """Run `repeat` episodes on each example and score them. Raises ErrorBudgetExceeded when too many fail."""
-    usage, progress, reward = dict(_NO_USAGE), runtime.progress, _find_reward(runtime.config)
+    usage, progress, reward = dict(_NO_USAGE), runtime.progress, _find_reward(runtime.builder.config)
 
     def finished(record: EpisodeRecord) -> None:
         usage["episodes"] += 1
@@ -238,7 +238,7 @@ async def rescore_run(
     """
     phase, reward, progress = choose_phase(run.journal, phase), _find_reward(config), progress or Progress()
     progress.phase("scoring")
-    ledger = Ledger(run.journal, config)
+    ledger = Ledger(run.journal, config.llms, config.budget)
     async with Builder(config, run) as builder, within_budget(ledger, progress):
         builder.wrap_llm = lambda name, engine: MeteredEngine(name, engine, ledger, config.llms)
         evaluators = {name: await builder.get_evaluator(name) for name in config.eval.evaluators}

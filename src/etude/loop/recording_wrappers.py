@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any, cast
 
-from etude.algorithms.algorithm import data_kind
+from etude.algorithms.algorithm import Algorithm, data_kind
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.backends.state_folders import JobNameTakenError
 from etude.backends.trainer_adapter import TrainerAdapter, check_run
@@ -183,10 +183,12 @@ class RecordedTrainer:
         trainer._books = books = Bookkeeper(runtime, run_config, builder, adapter, trainer)
         parts: Any = RecordedBuilder(builder, books), RecordedAdapter(adapter, books)
         await trainer.bind_components(trajectory_builder=parts[0], trainer_adapter=parts[1])
+        if isinstance(builder.trajectory_builder_config, Algorithm):
+            adapter.algorithm = builder.trajectory_builder_config.objective()
         trainer.bind_runtime(replace(runtime, evaluation=books.collections))
         builder.bind_runtime(trainer.runtime)
         backend = adapter.adapter_config.type_name or type(adapter).__name__
-        capabilities, llms = adapter.capabilities(), runtime.config.llms
+        capabilities, llms = adapter.capabilities(), runtime.builder.config.llms
         check_run(f"'{backend}'", capabilities, builder, run_config, llms, runtime.target_model)
         kinds = {builder.method, data_kind(builder.method)}
         builder.token_ids_required = bool(kinds & capabilities.token_ids_for)
@@ -251,16 +253,15 @@ async def assemble_trainer(runtime: Runtime) -> RecordedTrainer | RecordedTarget
     With `finetuning.targets`, there is a trainer for each target. Raises RequestError when the config's
     trainer cannot train several.
     """
-    config = runtime.config
-    if not config.finetuning.targets:
+    targets = runtime.builder.config.finetuning.targets
+    if not targets:
         return await _assemble(runtime)
     shared, members = SharedProgress(runtime.progress), dict[str, RecordedTrainer]()
-    for name, target in config.finetuning.targets.items():
+    for name, target in targets.items():
         builder = TargetBuilder(runtime.builder, name)
         own = builder.config.finetuning
         member = replace(
             runtime,
-            config=builder.config,
             builder=builder,
             target_model=str(own.target_model),
             target=name,
@@ -279,7 +280,8 @@ async def assemble_trainer(runtime: Runtime) -> RecordedTrainer | RecordedTarget
 
 async def _assemble(runtime: Runtime) -> RecordedTrainer:
     # An enabled block names all of these.
-    block, builder = runtime.config.finetuning, runtime.builder
+    builder = runtime.builder
+    block = builder.config.finetuning
     trajectory_builder = await builder.get_trajectory_builder(str(block.trajectory_builder))
     adapter = await builder.get_trainer_adapter(str(block.trainer_adapter))
     trainer: Trainer = await builder.get_trainer(str(block.trainer))
@@ -310,7 +312,8 @@ class RecordedTargets:
         Raises TrainingError when a job failed, its weights cannot be adopted, or nothing was trained on.
         """
         trainers = [cast("EpochTrainer", member.trainer) for member in self.members.values()]
-        return await run_epochs(trainers, num_epochs, self._runtime.config.finetuning, self._runtime)
+        block = self._runtime.builder.config.finetuning
+        return await run_epochs(trainers, num_epochs, block, self._runtime)
 
     async def cleanup(self) -> None:
         """Free the resources of the targets, even if one of them raises."""

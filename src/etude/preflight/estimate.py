@@ -83,7 +83,7 @@ def estimate_run(
         mean = times * amount
         return Range(mean, mean * max(0.0, 1 - error), mean * (1 + error))
 
-    figures = {"usd": total(usage.usd) if find_prices(config) else None, "tokens": total(usage.tokens)}
+    figures = {"usd": total(usage.usd) if find_prices(config.llms) else None, "tokens": total(usage.tokens)}
     warnings = (
         f"budget.{unit} is {most:,g}, and the whole run would take about {needed.mean:,.4g}: it would stop "
         "before its end, and could continue with more"
@@ -105,11 +105,11 @@ def estimate_run(
 def check_spending(config: Config, findings: Findings) -> None:
     """Check that the budget's limits can be kept, and report the price of each model or its absence."""
     with findings.catch_errors("budget"):
-        require_bounded(config)
-        for name, price in find_prices(config).items():
+        require_bounded(config.llms, config.budget)
+        for name, price in find_prices(config.llms).items():
             each = f"${price.prompt:g} for a million prompt tokens, ${price.completion:g} sampled"
             findings.ok(f"price of {name}", each)
-        for name in unpriced_models(config):
+        for name in unpriced_models(config.llms):
             remedy = f"to give its price: {how_to_price(name)}"
             findings.warn(f"price of {name}", f"not known, and tokens alone are counted; {remedy}")
 

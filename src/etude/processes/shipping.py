@@ -13,6 +13,7 @@ from pydantic import SecretStr
 
 from etude.config.builder import Builder
 from etude.config.document import KeyPath, copy_containers, join_path, replace_at, strings, value_at
+from etude.config.finetuning import FinetuneConfig
 from etude.config.key_types import KeyType, walk
 from etude.config.load import find_secrets, parse_config, portable_references, required_variables
 from etude.config.registry import KINDS, components_in
@@ -168,7 +169,7 @@ async def build_collector(
         },
         template_options={name: getattr(llm, "chat_template_kwargs", {}) for name, llm in played.items()},
         # With several trained models, none is the default.
-        default_model=None if config.finetuning.targets else target_model(config, models),
+        default_model=None if config.finetuning.targets else target_model(config.finetuning, models),
         tools={name: await builder.get_tools(name) for name in config.tools},
         runner=runner,
     )
@@ -186,10 +187,10 @@ async def build_scorer(builder: Builder, journal: Steps) -> Scorer:
     return Scorer(evaluators, journal, timeout=general.timeout, max_concurrency=most)
 
 
-def target_model(config: Config, models: Mapping[str, Any]) -> str:
+def target_model(block: FinetuneConfig, models: Mapping[str, Any]) -> str:
     """Return the trained model, which is the default if an agent names none."""
-    targets = config.finetuning.targets.values()
-    for name in (config.finetuning.target_model, *(target.model for target in targets), *models):
+    targets = block.targets.values()
+    for name in (block.target_model, *(target.model for target in targets), *models):
         if name is not None:
             return name
     raise RequestError("the config has no models; add one: `llms: {policy: {_type: local, …}}`")

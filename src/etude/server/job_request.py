@@ -86,7 +86,7 @@ def server_algorithms() -> dict[Method, type[Algorithm]]:
     names = registry.names("trajectory_builders")
     types = (registry.lookup("trajectory_builders", name).config_type for name in names)
     known = (kind for kind in types if issubclass(kind, Algorithm))
-    return {kind.type_name: kind for kind in known if kind().job_method()[0] == kind.type_name}
+    return {kind.type_name: kind for kind in known if type(kind().objective()) is kind}
 
 
 class _MethodOptions(BaseModel, extra="forbid"):

@@ -25,7 +25,6 @@ from typing import Any, Literal, Protocol, Self, TypeAlias
 from etude.config.builder import Builder
 from etude.config.component import TrackerConfig
 from etude.config.document import join_path, leaves
-from etude.config.schema import Config
 from etude.core.errors import BudgetReached, EtudeError, RequestError, StoreError, first_line
 from etude.core.history import EpochEntry, entry_sort_key
 from etude.core.interfaces import Progress
@@ -323,8 +322,9 @@ class TrackerReader:
 class Reporting:
     """The trackers of an open run, as a context manager. Nothing is sent before `wake`."""
 
-    def __init__(self, config: Config, run: RunFolder, progress: Progress) -> None:
-        self._config, self._run, self._progress = config, run, progress
+    def __init__(self, builder: Builder, run: RunFolder, progress: Progress) -> None:
+        """`builder` builds the trackers, and closes them at the end."""
+        self._builder, self._run, self._progress = builder, run, progress
         self._readers: list[TrackerReader] = []
         self._exits = AsyncExitStack()
 
@@ -335,8 +335,8 @@ class Reporting:
 
     async def __aenter__(self) -> Self:
         """Build the trackers. Raises RequestError if one cannot be built, for example without its extra."""
-        builder = await self._exits.enter_async_context(Builder(self._config, self._run))
-        for each, config in zip(await builder.get_trackers(), self._config.report, strict=True):
+        builder = await self._exits.enter_async_context(self._builder)
+        for each, config in zip(await builder.get_trackers(), builder.config.report, strict=True):
             self._readers.append(TrackerReader(each, config, self._run, self._progress))
         return self
 

@@ -138,7 +138,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         ref = TrainingJobRef(run_id=name, backend=BACKEND)
         trains = name in self._training_jobs and not self._training_jobs[name].done()
         known, how = jobs.jobs.get(name), self.adapter_config.training.model_dump(mode="json")
-        content = JobContent.from_parts(data_hash(trajectories), trajectories.method, how)
+        content = JobContent(data_hash(trajectories), trajectories.method, content_hash(how))
         if not trains and known is not None and known.status is TrainingStatusEnum.RUNNING:
             await self._recover(name, known, wait=0)
             known = jobs.jobs.get(name)
