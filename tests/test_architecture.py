@@ -223,7 +223,7 @@ def test_importing_etude_is_light_and_nothing_needs_torch_before_a_model_is_load
     package, part, config, all_of_them = loaded_after(
         "import etude",
         "etude.workflow",
-        "import etude.config.load, etude.config.builder, etude.config.references",
+        "import etude.config.load, etude.config.builder, etude.config.schema",
         f"import {', '.join(others)}",
     )
     assert package & SLOW_TO_IMPORT == set()

@@ -18,6 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 from etude.config.assemble import parse_components
 from etude.config.builder import Builder
 from etude.config.component import TrackerConfig
+from etude.config.document import Override
 from etude.config.schema import Config
 from etude.core.errors import RequestError, TrainingError
 from etude.core.history import History
@@ -26,13 +27,13 @@ from etude.core.job import TrainingStatusEnum
 from etude.core.process import rare_garbage_collection
 from etude.core.threads import run_loop
 from etude.loop.arguments import (
-    as_overrides,
     build_config,
     for_evaluation,
     is_config,
     load,
     refuse,
     require_objects,
+    settings_as_overrides,
     with_python_objects,
 )
 from etude.loop.evaluation import Evaluation, model_overrides
@@ -170,8 +171,10 @@ async def evaluate_async(
     if is_config(agent):
         given = {"reward": reward, "examples": examples, "models": models, "tools": tools}
         refuse(given | {"scenario": scenario})
-        changes = [*overrides, *as_overrides(settings)]
-        config, request, _ = request_for(agent, changes, model, root, repeat=repeat, greedy=greedy)
+        of_settings = settings_as_overrides(settings, lambda: load(agent, overrides).finetuning.trainer)
+        config, request, _ = request_for(
+            agent, [*overrides, *of_settings], model, root, repeat=repeat, greedy=greedy
+        )
     else:
         version = _trained_version(model, root or Path("runs"))
         if version is not None:
@@ -179,8 +182,8 @@ async def evaluate_async(
             model = trained.llms[str(trained.finetuning.target_model)]
         parts = {"reward": reward, "examples": examples, "model": model, "models": models}
         parts |= {"tools": tools, "scenario": scenario}
-        changes = for_evaluation(overrides, has_examples=examples is not None)
-        config = build_config(agent, parts, changes, settings, enabled=False)
+        held = for_evaluation(overrides, has_examples=examples is not None)
+        config = build_config(agent, parts, held, settings, enabled=False)
         request = _request(version, repeat, greedy)
     config = _with_trackers(config, report)
     with new_run(config, name, request) as run, _progress_display(progress) as display:
@@ -212,9 +215,9 @@ async def resume_async(
     for longer. Raises RequestError for settings that would make it a different run. `run` may also be the
     address of a backup (`s3://bucket/etude/RUN`), which is restored into `output_dir`.
     """
-    changes = [*overrides]
+    changes: list[str | Override] = [*overrides]
     if isinstance(run, str) and "://" in run:
-        options = storage_options([*changes, *as_overrides(settings)])
+        options = storage_options(changes)
         restored = await asyncio.to_thread(restore_run, run, Path(output_dir), options)
         changes += storage_overrides(restored.run, run)
         run = restored.run
@@ -224,7 +227,7 @@ async def resume_async(
     objects = {"agent": agent, "reward": reward, "examples": examples, "validation": validation}
     with RunFolder.open(path) as folder:  # This verifies the journal, from which the config is read.
         request = read_request(folder.journal)
-        changes = [*changes, *as_overrides(settings, lambda: config_to_resume(path, changes))]
+        changes += settings_as_overrides(settings, lambda: config_to_resume(path, changes).finetuning.trainer)
         config = with_python_objects(config_to_resume(path, changes), **objects, tools=tools)
         require_objects(config, folder.path)
         config = _with_trackers(config, report)
@@ -295,7 +298,13 @@ async def evaluate_in(
 
 
 def request_for(
-    source: Any, overrides: Iterable[str], model: Any, root: Path | None, *, repeat: int, greedy: bool
+    source: Any,
+    overrides: Iterable[str | Override],
+    model: Any,
+    root: Path | None,
+    *,
+    repeat: int,
+    greedy: bool,
 ) -> tuple[Config, EvaluationRequest, RunVersion | None]:
     """Load a config, with `model` instead of its own. Return it, the request and the model's version.
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field, SecretStr
 
-from etude.config.component import LlmConfig, WorkflowConfig
-from etude.config.references import LlmRef
+from etude.config.component import LlmConfig, LlmRef, WorkflowConfig
 from etude.config.registry import register_llm, register_workflow
 
 

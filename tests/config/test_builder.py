@@ -11,9 +11,8 @@ import pytest
 from pydantic import Field
 
 from etude.config.builder import Builder
-from etude.config.component import EvaluatorConfig
+from etude.config.component import EvaluatorConfig, ReferenceTo
 from etude.config.load import load_config, parse_config
-from etude.config.references import ReferenceTo
 from etude.config.registry import register_evaluator
 from etude.config.schema import Config
 from etude.core.errors import ConfigError, EtudeError, RequestError

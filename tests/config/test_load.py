@@ -10,10 +10,9 @@ from pydantic import Field
 
 from etude.algorithms.grpo import Grpo
 from etude.backends.trainer_adapter import LocalAdapterConfig
-from etude.config.component import EvaluatorConfig
+from etude.config.component import EvaluatorConfig, LlmRef, ReferenceTo
 from etude.config.finetuning import FinetuneConfig
 from etude.config.load import load_config, parse_config, resolved_yaml
-from etude.config.references import LlmRef, ReferenceTo
 from etude.config.registry import register_evaluator
 from etude.core.errors import ConfigError, RequestError
 from etude.loop.arguments import with_python_objects

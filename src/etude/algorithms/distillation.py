@@ -17,7 +17,7 @@ from pydantic import Field, FiniteFloat
 from etude.algorithms.algorithm import OfGradient
 from etude.algorithms.episodes import UnitGroup
 from etude.algorithms.grpo import Grpo
-from etude.config.references import LlmRef
+from etude.config.component import LlmRef
 from etude.core.errors import RequestError, TrainingError
 from etude.core.interfaces import innermost
 from etude.core.sample import Sample

@@ -13,7 +13,7 @@ from etude.algorithms.collecting import Need
 from etude.algorithms.episodes import Choice, Group, Tally, UnitGroup, by_agent, find_choices, is_play
 from etude.algorithms.samples import make_pair, same_prompt
 from etude.config.builder import Builder
-from etude.config.references import ReferenceTo
+from etude.config.component import ReferenceTo
 from etude.core.errors import RequestError
 from etude.core.sample import Kind, Pair, Sample
 from etude.protocols.workflow import ProtocolWorkflow

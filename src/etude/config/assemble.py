@@ -38,11 +38,9 @@ FUNCTION_TYPES: dict[Kind, str] = {
 """The types that take a plain Python function, under the key `function`."""
 
 
-def build_components(
-    data: dict[str, Any], problems: Problems, folders: Sequence[Path]
-) -> dict[KeyPath, ComponentConfig]:
-    """Replace the components in `data` by config objects, and return the valid ones by path. An invalid one
-    is a problem, and an empty config of its kind. Files are looked for in `folders`."""
+def build_components(data: dict[str, Any], problems: Problems, folders: Sequence[Path]) -> None:
+    """Replace the components in `data` by config objects. An invalid one is a problem, and an empty config of
+    its kind. Files are looked for in `folders`."""
     spell_out_alarms(data, problems)
     kinds, assembly = dict(components_in(data)), _Assembly(problems, folders)
     # All import paths first, because importing a module may register the types that other components name.
@@ -50,26 +48,17 @@ def build_components(
     for path in OTHER_DATASETS:
         if isinstance(second := spelled.get(path), dict) and isinstance(value_at(data, path), str):
             spelled[path] = _with_columns(second, spelled.get(DATASET))
-    valid: dict[KeyPath, ComponentConfig] = {}
     for path, kind in kinds.items():
-        component = assembly.validate(path, kind, spelled[path])
-        if component is not None:
-            valid[path] = component
-        replace_at(data, path, component or KINDS[kind].base())
-    return valid | _add_supplies(data, valid.get(("workflow",)), assembly, problems)
+        replace_at(data, path, assembly.validate(path, kind, spelled[path]) or KINDS[kind].base())
+    if isinstance(workflow := data.get("workflow"), WorkflowConfig):
+        try:
+            _add_supplies(data, workflow.supplies(), assembly)
+        except EtudeError as error:
+            problems.add(("workflow",), str(error))
 
 
-def _add_supplies(
-    data: dict[str, Any], workflow: ComponentConfig | None, assembly: _Assembly, problems: Problems
-) -> dict[KeyPath, ComponentConfig]:
-    """Add the workflow's supplies to `data` where it names nothing, and return their components by path."""
-    if not isinstance(workflow, WorkflowConfig):
-        return {}
-    try:
-        supplies = workflow.supplies()
-    except EtudeError as error:
-        problems.add(("workflow",), str(error))
-        return {}
+def _add_supplies(data: dict[str, Any], supplies: Supplies, assembly: _Assembly) -> None:
+    """Add a workflow's supplies to `data` where it names nothing."""
     written: dict[KeyPath, tuple[Kind, Entries]] = {}
     if supplies.dataset and value_at(data, DATASET) is None and value_at(data, OTHER_DATASETS[0]) is None:
         written[DATASET] = "datasets", supplies.dataset
@@ -82,12 +71,9 @@ def _add_supplies(
             for name, it in supplies.evaluators.items()
         }
         _choose_rewards(data, supplies)
-    valid: dict[KeyPath, ComponentConfig] = {}
     for path, (kind, spelled) in written.items():
-        component = assembly.validate(path, kind, dict(spelled))
-        if component is not None and set_at(data, path, component):
-            valid[path] = component
-    return valid
+        if (component := assembly.validate(path, kind, dict(spelled))) is not None:
+            set_at(data, path, component)
 
 
 def _choose_rewards(data: dict[str, Any], supplies: Supplies) -> None:

@@ -16,7 +16,7 @@ from etude.config import registry
 from etude.config.assemble import parse_components
 from etude.config.component import ComponentConfig, DatasetConfig
 from etude.config.import_path import user_code, where_defined
-from etude.config.registry import KINDS, Kind, section
+from etude.config.registry import KINDS, Kind
 from etude.config.schema import Config
 from etude.core.data_model import name_type
 from etude.core.episode import ToolSet, ToolSource
@@ -71,7 +71,7 @@ class Builder:
 
     async def get(self, kind: Kind, name: str) -> Any:
         """Return a component by name. Raises RequestError if there is none, or it cannot be built."""
-        entries = section(self.config, kind)
+        entries = self.config.section(kind)
         if name not in entries:
             raise RequestError(f"there is no {KINDS[kind].noun} '{name}'" + alternatives(name, entries))
         return await self._build_once(kind, name, entries[name])
@@ -110,7 +110,7 @@ class Builder:
         part = await self.get(kind, name)
         if any(base.__name__ == interface for base in type(part).__mro__):
             return part
-        registration = registry.lookup(kind, section(self.config, kind)[name].type_name)
+        registration = registry.lookup(kind, self.config.section(kind)[name].type_name)
         raise EtudeError(
             f"{where_defined(registration.factory)}: what builds {kind}.{name} yielded {name_type(part)}, "
             f"and an object of a subclass of etude.{interface} is expected"

@@ -21,6 +21,24 @@ CHANGEABLE = "changeable"
 """Marks a key that `etude resume -o` may set: `timeout: Annotated[float, CHANGEABLE] = Field(...)`. These are
 limits, timeouts, concurrency and memory, never training settings."""
 
+
+@dataclass(frozen=True, slots=True)
+class ReferenceTo:
+    """Marks a key of a component config that names entries of a section, or agents of the workflow.
+
+    `Annotated[…, ReferenceTo("llms")]` may be a name, a list of names, or a mapping whose keys are names.
+    """
+
+    kind: str
+    """A kind of component, or `agents`."""
+
+
+LlmRef: TypeAlias = Annotated[str, ReferenceTo("llms")]
+"""The name of an entry of `llms`."""
+
+AgentRef: TypeAlias = Annotated[str, ReferenceTo("agents")]
+"""The name of an agent of the workflow, such as an agent of a protocol."""
+
 Usd: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Amount: TypeAlias = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Count: TypeAlias = Annotated[int, Field(gt=0)]

@@ -9,11 +9,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import yaml
+from pydantic import BaseModel
 
 from etude.core.errors import ConfigError, RequestError, nearest
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 """The keys and list positions that lead to a value."""
+
+
+_OVERRIDE = "-o "
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,23 +28,31 @@ class Document:
     path: Path | None = None
     marks: Mapping[KeyPath, tuple[int, int]] = field(default_factory=dict)
     """Line and column, from 1, of each key and list item."""
-    overridden: tuple[KeyPath, ...] = ()
-    """Paths that the command line set, which override the file."""
+    given: Mapping[KeyPath, str] = field(default_factory=dict)
+    """Paths that are not the file's, and where they are from: `-o a.b`, or an argument in Python."""
 
     def overrides(self, path: KeyPath) -> bool:
-        """Return whether the command line set a path, or a key below it."""
-        return any(each[: len(path)] == path for each in self.overridden)
+        """Return whether a path, or a key below it, is not the file's."""
+        return any(each[: len(path)] == path for each in self.given)
+
+    def name(self, path: KeyPath) -> str:
+        """Return what the user calls a key: `model.max_tokens` within the argument `model`, else its path."""
+        depths = (depth for depth in range(len(path), 0, -1) if path[:depth] in self.given)
+        depth = next(depths, 0)
+        source = self.given.get(path[:depth], _OVERRIDE)
+        return join_path(path if source.startswith(_OVERRIDE) else (source, *path[depth:]))
 
     def place(self, path: KeyPath) -> tuple[str | None, int | None, int | None]:
         """Return source, line and column of a key, or of its nearest parent if the key is not in the file."""
+        sources = {path: it if it.startswith(_OVERRIDE) else None for path, it in self.given.items()}
         for depth in range(len(path), -1, -1):
-            if path[:depth] in self.overridden:
-                return f"-o {join_path(path[:depth])}", None, None
-            if path[:depth] in self.marks and not any(path[: len(each)] == each for each in self.overridden):
+            if path[:depth] in sources:
+                return sources[path[:depth]], None, None
+            if path[:depth] in self.marks and not any(path[: len(each)] == each for each in sources):
                 return str(self.path), *self.marks[path[:depth]]
-            for deeper in self.overridden:
+            for deeper in sources:
                 if deeper[:depth] == path:
-                    return f"-o {join_path(deeper)}", None, None
+                    return sources[deeper], None, None
         return str(self.path) if self.path else None, None, None
 
 
@@ -77,16 +89,15 @@ def replace_at(data: Any, path: KeyPath, value: Any) -> None:
     value_at(data, path[:-1])[path[-1]] = value
 
 
-def set_at(data: dict[str, Any], path: KeyPath, value: Any) -> bool:
-    """Put `value` at a path, creating mappings on the way. Return False if another value blocks it."""
+def set_at(data: dict[str, Any], path: KeyPath, value: Any) -> None:
+    """Put `value` at a path, creating mappings on the way, unless another value blocks it."""
     for key in path[:-1]:
         if data.get(str(key)) is None:
             data[str(key)] = {}
         data = data[str(key)]
         if not isinstance(data, dict):
-            return False
+            return
     data[str(path[-1])] = value
-    return True
 
 
 def leaves(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
@@ -241,21 +252,38 @@ def _position(node: yaml.Node) -> tuple[int, int]:
     return node.start_mark.line + 1, node.start_mark.column + 1
 
 
-def apply_overrides(document: Document, overrides: Iterable[str]) -> Document:
-    """Set each override in the document, in order. Values are YAML. Raises RequestError for one that has no
-    valid value. Whether a key exists is checked later."""
-    data, paths = copy_containers(document.data), list[KeyPath]()
-    for override in overrides:
-        key, equals, text = override.partition("=")
-        if not equals or not all(key.split(".")):
-            raise RequestError(f"-o {key}: an override is written key.of.the.config=value")
-        try:
-            value = parse_value(text)
-        except ConfigError as error:
-            problem = f"-o {key}: the value {text!r} is not valid YAML; put it in quotes"
-            raise RequestError(f"{problem} ({error})") from error
-        paths.append(_set(data, join_dotted(data, key.split(".")), value))
-    return replace(document, data=data, overridden=(*document.overridden, *paths))
+@dataclass(frozen=True, slots=True)
+class Override:
+    """A changed key of a config."""
+
+    path: KeyPath
+    value: Any
+    source: str
+    """`-o a.b`, or the name of an argument in Python."""
+
+
+def read_override(text: str | Override) -> Override:
+    """Read `key.of.the.config=value`, whose value is YAML. Raises RequestError for text of another form."""
+    if isinstance(text, Override):
+        return text
+    key, equals, value = text.partition("=")
+    if not equals or not all(key.split(".")):
+        raise RequestError(f"-o {key}: an override is written key.of.the.config=value")
+    try:
+        return Override(tuple(key.split(".")), parse_value(value), f"{_OVERRIDE}{key}")
+    except ConfigError as error:
+        problem = f"-o {key}: the value {value!r} is not valid YAML; put it in quotes"
+        raise RequestError(f"{problem} ({error})") from error
+
+
+def apply_overrides(document: Document, overrides: Iterable[str | Override]) -> Document:
+    """Set each override in the document, in order. Raises RequestError for one that cannot be set. Whether a
+    key exists is checked later."""
+    data, given = copy_containers(document.data), dict(document.given)
+    for override in map(read_override, overrides):
+        path = _set(data, override)
+        given[path] = override.source
+    return replace(document, data=data, given=given)
 
 
 def join_dotted(data: Any, names: Sequence[str]) -> list[str]:
@@ -270,21 +298,24 @@ def join_dotted(data: Any, names: Sequence[str]) -> list[str]:
     return joined
 
 
-def _set(data: dict[str, Any], names: Sequence[str], value: Any) -> KeyPath:
-    """Set `value`, create mappings on the way, and return the path in the data's own keys."""
+def _set(data: dict[str, Any], override: Override) -> KeyPath:
+    """Set a value, create mappings on the way, and return the path in the data's own keys."""
     node: Any = data
     path: list[str | int] = []
-    for name in names:
+    for name in join_dotted(data, [*map(str, override.path)]):
         if path:
             below = value_at(data, tuple(path))
+            if isinstance(below, BaseModel):
+                text = f"the given {type(below).__name__} has its own '{name}'; set it there"
+                raise RequestError(f"{override.source}: {text}")
             if not isinstance(below, dict | list):
                 # A component may be written as its type alone: `workflow: my_agent:play`.
                 key = "address" if path == ["storage"] else "_type"
                 node[path[-1]] = {key: below} if isinstance(below, str) else {}
             node = node[path[-1]]
         if isinstance(node, list) and (not name.isdecimal() or int(name) >= len(node)):
-            where = f"-o {'.'.join(names)}"
-            raise RequestError(f"{where}: '{name}' is not a position in a list of {len(node)}; count from 0")
+            text = f"'{name}' is not a position in a list of {len(node)}; count from 0"
+            raise RequestError(f"{override.source}: {text}")
         path.append(int(name) if isinstance(node, list) else name)
-    node[path[-1]] = value
+    node[path[-1]] = override.value
     return tuple(path)

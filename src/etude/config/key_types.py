@@ -138,12 +138,12 @@ class Problems:
 
     def add(self, path: KeyPath, text: str, *, at: KeyPath | None = None) -> None:
         """Add a problem with the value at a path; `at` is the place to look, if it is another."""
-        message = f"{join_path(path)}: {text}" if path else text
+        message = f"{self._document.name(path)}: {text}" if path else text
         self._messages.setdefault(path if at is None else at, message)
 
     def add_missing(self, path: KeyPath, text: str) -> None:
         """Add a missing key; `text` continues the sentence."""
-        self._messages.setdefault(path, f"key '{join_path(path)}' is missing{text}")
+        self._messages.setdefault(path, f"key '{self._document.name(path)}' is missing{text}")
 
     def within(self, path: KeyPath) -> bool:
         """Return whether there is a problem at a path, or deeper."""
@@ -190,7 +190,7 @@ class Problems:
             slots = [inner for slot in slots for inner in slot.inner_slots(key)]
         allowed = [key for slot in slots for arm in slot.arms() for key in arm.fields()]
         instead = alternatives(str(path[-1]), allowed, otherwise="no keys")
-        self._messages.setdefault(full_path, f"key '{join_path(full_path)}' is not known{instead}")
+        self._messages.setdefault(full_path, f"key '{self._document.name(full_path)}' is not known{instead}")
 
     def add_silent_errors(self, model: type[BaseModel], data: Any, prefix: KeyPath = ()) -> None:
         """Add what pydantic would not refuse in `data`, which is at `prefix`: unknown keys of models that do
@@ -215,8 +215,7 @@ class Problems:
         errors = []
         for path, message in self._messages.items():
             source, line, column = self._document.place(path)
-            # The source of an override begins with its key, so the message need not repeat it.
-            if source == f"-o {join_path(path)}":
+            if source == f"-o {join_path(path)}":  # The message need not repeat the key.
                 message = message.removeprefix(f"{join_path(path)}: ")
             errors.append(ConfigError(message, path=source, line=line, column=column))
         errors.sort(key=lambda error: (error.line is None, error.line, error.column))

@@ -19,6 +19,7 @@ from etude.config.component import ComponentConfig
 from etude.config.document import (
     Document,
     KeyPath,
+    Override,
     apply_overrides,
     dump,
     join_path,
@@ -31,9 +32,8 @@ from etude.config.document import (
 from etude.config.finetuning import SHIPPED
 from etude.config.import_path import import_object, is_import_path, make_importable
 from etude.config.key_types import KeyType, Problems, walk
-from etude.config.references import SECTION_OF, complete_names
 from etude.config.registry import DATASET, OTHER_DATASETS, components_in
-from etude.config.schema import Config
+from etude.config.schema import SECTION_OF, Config
 from etude.core.errors import ConfigError, RequestError, nearest
 from etude.core.secrets import MASK, holds_secret, keep_secret, masked, secrets_in_address
 
@@ -95,7 +95,9 @@ def portable_references(text: str, environ: Mapping[str, str], otherwise: str | 
     return _REFERENCE.sub(rewritten, text)
 
 
-def load_config(path: Path | str, overrides: Iterable[str] = (), *, text: str | None = None) -> Config:
+def load_config(
+    path: Path | str, overrides: Iterable[str | Override] = (), *, text: str | None = None
+) -> Config:
     """Read a YAML config, or its `text`, apply overrides, and validate all of it.
 
     Imports the functions that it names. For that, the file's folder and the current one are put first on
@@ -106,9 +108,16 @@ def load_config(path: Path | str, overrides: Iterable[str] = (), *, text: str | 
     return _validate(read_document(path) if text is None else parse_document(text, path), overrides)
 
 
-def parse_config(data: Mapping[str, Any], overrides: Iterable[str] = ()) -> Config:
-    """Like `load_config`, for a mapping with the content of a file. Its components may be config objects."""
-    return _validate(Document(dict(data)), overrides)
+def parse_config(
+    data: Mapping[str, Any],
+    overrides: Iterable[str | Override] = (),
+    arguments: Mapping[KeyPath, str] | None = None,
+) -> Config:
+    """Like `load_config`, for a mapping with the content of a file. Its components may be config objects.
+
+    Errors name the `arguments` of a program instead of the paths that were made from them.
+    """
+    return _validate(Document(dict(data), given=arguments or {}), overrides)
 
 
 def resolved_yaml(config: Config) -> str:
@@ -136,13 +145,13 @@ def resolved_yaml(config: Config) -> str:
     return dump(data)
 
 
-def _validate(document: Document, overrides: Iterable[str]) -> Config:
+def _validate(document: Document, overrides: Iterable[str | Override]) -> Config:
     registry.load_entry_points()
     document = apply_overrides(replace(document, data=_DEFAULTS | document.data), overrides)
     if isinstance(document.data.get("report"), str | dict | ComponentConfig):
         document.data["report"] = [document.data["report"]]
     data, problems, in_training = document.data, Problems(document), Problems(document)
-    # Of two keys for the examples, the one on the command line counts.
+    # Of two keys for the examples, the one that is not the file's counts.
     other = OTHER_DATASETS[0]
     if document.overrides(DATASET) and not document.overrides(other) and value_at(data, other) is not None:
         replace_at(data, other, None)
@@ -154,14 +163,14 @@ def _validate(document: Document, overrides: Iterable[str]) -> Config:
         if not _REFERENCE.search(secret):
             _keep(secret)
     _read_environment(data, problems, Path(config_file) if isinstance(config_file, str) else None)
-    components = build_components(data, problems, folders)
+    build_components(data, problems, folders)
     problems.add_silent_errors(Config, data)
     try:
         config = Config.model_validate(data)
     except ValidationError as error:
         problems.add_validation(error, Config, data)
     problems.raise_if_any()
-    complete_names(config, components, problems, in_training)
+    config.complete_names(problems, in_training)
     _find_transcripts(config, folders, in_training)
     for path, slot, value in walk(config, KeyType(Config)):
         if isinstance(value, float) and not math.isfinite(value) and value != slot.default:

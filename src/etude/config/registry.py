@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
-
-from pydantic import BaseModel
 
 from etude.config.component import (
     AlarmConfig,
@@ -57,15 +55,6 @@ def components_in(data: dict[str, Any]) -> Iterator[tuple[KeyPath, Kind]]:
             elif isinstance(value, list if kind == "trackers" else dict):
                 keys = list(value) if isinstance(value, dict) else range(len(value))
                 yield from (((*place, key), kind) for key in keys)
-
-
-def section(config: BaseModel, kind: Kind) -> Mapping[str, ComponentConfig]:
-    """Return a config's components of a kind by name."""
-    part: Any = config
-    for key in KINDS[kind].places[0]:
-        part = getattr(part, str(key))
-    entries: Mapping[str, ComponentConfig] = part
-    return entries
 
 
 @dataclass(frozen=True, slots=True)

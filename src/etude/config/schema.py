@@ -1,8 +1,9 @@
-"""The whole config, validated."""
+"""The whole config, validated, and the names in it of its other parts."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
@@ -10,24 +11,39 @@ from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, field_valida
 from etude.config.component import (
     CHANGEABLE,
     ClusterConfig,
+    ComponentConfig,
     DatasetConfig,
     EvaluatorConfig,
     LlmConfig,
     OutputFolder,
+    ReferenceTo,
     RunBudget,
     ToolsConfig,
     TrackerConfig,
     WorkflowConfig,
 )
-from etude.config.document import KeyPath
+from etude.config.document import KeyPath, join_path
 from etude.config.finetuning import (
     FinetuneConfig,
+    RewardFunctionConfig,
+    TargetConfig,
     TrainerAdapterConfig,
     TrainerConfig,
     TrajectoryBuilderConfig,
 )
-from etude.core.errors import ConfigError
+from etude.config.key_types import KeyType, Problems, walk
+from etude.config.registry import KINDS, Kind
+from etude.core.errors import ConfigError, EtudeError, alternatives
 
+SECTION_OF: dict[str, Kind] = {
+    "trainer": "trainers",
+    "trajectory_builder": "trajectory_builders",
+    "trainer_adapter": "trainer_adapters",
+}
+"""The section that each of these keys of `finetuning` refers to."""
+
+EVERY = "*"
+_TARGET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _PASSWORD = re.compile(r"//[^/@]*:[^/@]*@")
 
 
@@ -152,3 +168,178 @@ class Config(BaseModel, extra="forbid", frozen=True):
         """Raise ConfigError for problems that matter only in training."""
         if self._untrainable is not None:
             raise self._untrainable
+
+    def section(self, kind: Kind) -> Mapping[str, ComponentConfig]:
+        """Return the components of a kind by name."""
+        part: Any = self
+        for key in KINDS[kind].places[0]:
+            part = getattr(part, str(key))
+        entries: Mapping[str, ComponentConfig] = part
+        return entries
+
+    def complete_names(self, problems: Problems, in_training: Problems) -> None:
+        """Check the names of other parts in this config, and fill in names that have only one candidate.
+
+        Problems that matter only in training go into `in_training`, since a config may also be evaluated.
+        """
+        block, references = self.finetuning, [*self._references()]
+        for path, kind, name in references:
+            if kind != "agents":
+                self._check(path, kind, name, problems)
+        self._complete_finetuning(problems)
+        try:
+            agents = self.workflow.agents() if self.workflow is not None else None
+        except EtudeError:
+            return  # The error about the workflow comes when it is built.
+        if agents is None:
+            return
+        builders = {block.trajectory_builder, *(each.trajectory_builder for each in block.targets.values())}
+        for path, kind, name in references:
+            is_builder = path[0] == "trajectory_builders"
+            if kind == "agents" and (not is_builder or path[1] in builders):
+                _check_agent(path, name, agents, in_training if is_builder else problems)
+        _check_trained(block, agents, in_training)
+
+    def _references(self) -> Iterator[tuple[KeyPath, Kind, str]]:
+        """Yield each name that its type marks as a reference, with its place and what it names."""
+        for path, slot, value in walk(self, KeyType(Config)):
+            marks = (item for arm in slot.arms() for item in arm.metadata if isinstance(item, ReferenceTo))
+            for mark in marks:
+                if isinstance(value, str):
+                    yield path, mark.kind, value
+                elif isinstance(value, dict):
+                    yield from (((*path, name), mark.kind, name) for name in value)
+                elif isinstance(value, list | tuple):
+                    names = ((index, name) for index, name in enumerate(value) if isinstance(name, str))
+                    yield from (((*path, index), mark.kind, name) for index, name in names)
+
+    def _check(self, path: KeyPath, kind: Kind, name: str, problems: Problems) -> None:
+        """Add a problem if the name at `path` has no component of the kind."""
+        entries = self.section(kind)
+        if name not in entries:
+            listing = alternatives(name, entries, otherwise="it is empty")
+            about = KINDS[kind]
+            text = f"'{join_path(about.places[0])}' has no {about.noun} '{name}'{listing}"
+            problems.add(path, text)
+
+    def _choose(self, path: KeyPath, given: str | None, kind: Kind, problems: Problems) -> str | None:
+        """Return the name for `path`: the given one, or the only candidate. Several are a problem in
+        training."""
+        entries = self.section(kind)
+        if given is not None:
+            self._check(path, kind, given, problems)
+            return given
+        candidates = [name for name, entry in entries.items() if entry.type_name != "opponents"]
+        if kind == "llms" and len(candidates) > 1:
+            candidates = [name for name in candidates if entries[name].type_name == "local"]
+        if len(candidates) == 1:
+            return candidates[0]
+        place = KINDS[kind].places[0]
+        if self.finetuning.enabled and entries:
+            several = f"'{join_path(place)}' has several; name one of: {', '.join(entries)}"
+            problems.add_missing(path, f": {several}")
+        return None
+
+    def _complete_finetuning(self, problems: Problems) -> None:
+        """Fill in the keys that the `finetuning` block leaves out, and check its names."""
+        block, workflow = self.finetuning, self.workflow
+        if block.enabled:
+            self._require_parts(problems)
+        path: KeyPath = ("finetuning", "trainer")
+        block.trainer = self._choose(path, block.named("trainer"), "trainers", problems)
+        if block.targets:
+            self._complete_targets(problems)
+            return
+        if workflow is not None and "target_functions" not in block.model_fields_set:
+            block.target_functions = list(workflow.target_functions)
+        self._complete(("finetuning",), block, problems)
+        path = ("finetuning", "target_model")
+        block.target_model = self._choose(path, block.target_model, "llms", problems)
+
+    def _complete(self, path: KeyPath, trained: FinetuneConfig | TargetConfig, problems: Problems) -> None:
+        """Fill in the parts of a target, from the whole block where it has none, or of the block itself."""
+        block = self.finetuning
+        for key in ("trajectory_builder", "trainer_adapter"):
+            own = getattr(trained, key) if trained is not block else None
+            name = self._choose((*path, key), own or block.named(key), SECTION_OF[key], problems)
+            setattr(trained, key, name)
+        reward = trained.reward_function or block.reward_function
+        given, path = reward.name if reward else None, (*path, "reward_function")
+        name = self._choose(path, given, "evaluators", problems)
+        trained.reward_function = RewardFunctionConfig(name=name) if name else None
+
+    def _require_parts(self, problems: Problems) -> None:
+        general, settings = self.eval.general, self.finetuning.run_configuration
+        parts: tuple[tuple[KeyPath, object, str], ...] = (
+            (("llms",), self.llms, "a model to train, such as `llms: {policy: {_type: local, …}}`"),
+            (("workflow",), self.workflow, "your agent, such as `workflow: my_agent:play`"),
+            (
+                ("eval", "general", "dataset"),
+                general.dataset or settings.dataset,
+                "the examples, such as `eval: {general: {dataset: train.jsonl}}`",
+            ),
+            (
+                ("eval", "evaluators"),
+                self.eval.evaluators,
+                "what scores an episode, such as `eval: {evaluators: {correct: my_agent:correct}}`",
+            ),
+        )
+        for path, part, remedy in parts:
+            if not part:
+                problems.add_missing(path, f", and finetuning is enabled; add {remedy}")
+
+    def _complete_targets(self, problems: Problems) -> None:
+        block, add = self.finetuning, problems.add
+        if block.target_model is not None:
+            remedy = "the models to train are those of 'finetuning.targets'; remove this key"
+            add(("finetuning", "target_model"), remedy)
+        if "target_functions" not in block.model_fields_set:
+            # The target's model already selects the calls, for any function.
+            block.target_functions = [EVERY]
+        trained_by: dict[str, str] = {}
+        for name, target in block.targets.items():
+            path: KeyPath = ("finetuning", "targets", name)
+            if not _TARGET_NAME.fullmatch(name):
+                add(path, "a target's name is made of letters, digits, '-', '_' and '.'")
+            if target.model is not None:
+                self._check((*path, "model"), "llms", target.model, problems)
+            elif name not in self.llms:
+                problems.add_missing((*path, "model"), f": 'llms' has no model '{name}'")
+            model = target.model = target.model or name
+            self._complete(path, target, problems)
+            target.target_functions = target.target_functions or list(block.target_functions)
+            target.curriculum_learning = target.curriculum_learning or block.curriculum_learning
+            if (first := trained_by.setdefault(model, name)) != name:
+                text = f"the model '{model}' is trained by the target '{first}' already; "
+                add((*path, "model"), f"{text}give each target an entry of 'llms'")
+        if all(target.frozen for target in block.targets.values()):
+            add(("finetuning", "targets"), "all of them are frozen; train one")
+
+
+def _check_agent(path: KeyPath, name: str, agents: Mapping[str, str | None], problems: Problems) -> None:
+    if name not in agents:
+        problems.add(path, f"the workflow has no agent '{name}'" + alternatives(name, agents))
+
+
+def _check_trained(block: FinetuneConfig, agents: Mapping[str, str | None], problems: Problems) -> None:
+    """Add problems for functions that no agent has, and trained models that no agent samples from."""
+    shared = block.target_functions if "target_functions" in block.model_fields_set else []
+    named: dict[KeyPath, Sequence[str]] = {("finetuning",): shared}
+    trained: dict[KeyPath, FinetuneConfig] = {("finetuning", "target_model"): block}
+    if block.targets:
+        trained = {("finetuning", "targets", name): block.for_target(name) for name in block.targets}
+        named |= {
+            path: own.target_functions for path, own in trained.items() if own.target_functions != shared
+        }
+    for path, functions in named.items():
+        for number, name in enumerate(functions):
+            if name != EVERY:
+                _check_agent((*path, "target_functions", number), name, agents, problems)
+    for path, own in trained.items():
+        frozen = bool(block.targets) and block.targets[str(path[-1])].frozen
+        models = {name: model for name, model in agents.items() if {EVERY, name} & {*own.target_functions}}
+        is_sampled = any(model in (None, own.target_model) for model in models.values())
+        if block.enabled and not frozen and own.target_model is not None and models and not is_sampled:
+            uses = ", ".join(f"{agent}: {model}" for agent, model in models.items())
+            text = f"no agent samples from '{own.target_model}', so that nothing would be trained ({uses}); "
+            problems.add(path, f"{text}name it in 'workflow.policies', or train another model")

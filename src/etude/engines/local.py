@@ -13,9 +13,8 @@ from urllib.parse import quote
 
 from pydantic import BaseModel, Field, model_validator
 
-from etude.config.component import CHANGEABLE, LlmConfig
+from etude.config.component import CHANGEABLE, LlmConfig, LlmRef
 from etude.config.finetuning import Transcript, read_transcripts
-from etude.config.references import LlmRef
 from etude.config.registry import register_llm
 from etude.core.call import Sampling
 from etude.core.errors import MissingExtraError, RequestError

@@ -5,8 +5,6 @@ It only names components that a program gives as Python objects, and holds the o
 
 from __future__ import annotations
 
-import json
-import re
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
@@ -16,11 +14,14 @@ from pydantic import BaseModel, Field
 
 from etude.config.builder import Builder
 from etude.config.component import DatasetConfig, EvaluatorConfig, LlmConfig, ToolsConfig, WorkflowConfig
-from etude.config.document import join_path
+from etude.config.document import KeyPath, Override, read_override
 from etude.config.finetuning import FinetuneConfig, FinetuneRunConfig
 from etude.config.import_path import where_defined
 from etude.config.load import load_config, parse_config
 from etude.config.registry import (
+    DATASET,
+    OTHER_DATASETS,
+    VALIDATION,
     Factory,
     register_dataset,
     register_evaluator,
@@ -41,14 +42,15 @@ from etude.rollout.workflow import Workflow, as_workflow
 _ARGUMENTS = {"algorithm": "trajectory_builder", "backend": "trainer_adapter", "trainer": "trainer"}
 """Arguments, and the keys of `finetuning` that name the components made from them."""
 _MISSING = {
-    "llms": "model=, a name on the Hugging Face hub or a folder",
-    "eval.general.dataset": "examples=, a list of dicts or a file",
-    "eval.evaluators": "reward=, a function of an example and an output that returns a number",
+    "models": "model=, a name on the Hugging Face hub or a folder",
+    "examples": "examples=, a list of dicts or a file",
+    "reward": "reward=, a function of an example and an output that returns a number",
 }
-"""The config keys that a run needs, and the arguments that set them."""
+"""The arguments that every run needs."""
 
+_TRAINER = ("trainers",)
 _BLOCKS: dict[tuple[str, ...], Any] = {
-    ("trainers", "epochs"): EpochTrainerConfig,
+    _TRAINER: EpochTrainerConfig,
     ("eval", "general"): EvalGeneralConfig,
     ("finetuning", "run_configuration"): FinetuneRunConfig,
     ("finetuning",): FinetuneConfig,
@@ -64,7 +66,7 @@ def is_config(agent: Any) -> bool:
     return isinstance(agent, Config) or (isinstance(agent, dict) and "_type" not in agent)
 
 
-def load(source: Any, overrides: Iterable[str]) -> Config:
+def load(source: Any, overrides: Iterable[str | Override]) -> Config:
     """Return the config of a file, a dict or a Config."""
     changes = list(overrides)
     if isinstance(source, Config):
@@ -74,24 +76,26 @@ def load(source: Any, overrides: Iterable[str]) -> Config:
     return parse_config(source, changes) if isinstance(source, dict) else load_config(source, changes)
 
 
-def for_evaluation(overrides: Iterable[str], *, has_examples: bool = False) -> list[str]:
+def for_evaluation(overrides: Iterable[str | Override], *, has_examples: bool = False) -> list[Override]:
     """Return overrides for an evaluation. Examples that are given or overridden replace the held-out ones."""
-    changes, settings = list(overrides), "finetuning.run_configuration"
+    changes = [*map(read_override, overrides)]
 
-    def names(key: str) -> bool:
-        return any(change.startswith((f"{key}=", f"{key}.")) for change in changes)
+    def names(key: KeyPath) -> bool:
+        return any(change.path[: len(key)] == key for change in changes)
 
-    held_out = f"{settings}.validation_dataset"
-    has_examples |= names("eval.general.dataset") or names(f"{settings}.dataset")
-    if has_examples and not names(held_out):
-        changes.append(f"{held_out}=null")
+    has_examples |= names(DATASET) or names(OTHER_DATASETS[0])
+    if has_examples and not names(VALIDATION):
+        changes.append(Override(VALIDATION, None, "validation"))
     return changes
 
 
-def by_path(settings: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
-    """Return the settings with their paths in a config. Raises RequestError for an unknown setting."""
+def settings_as_overrides(settings: Mapping[str, Any], trainer: Callable[[], str | None]) -> list[Override]:
+    """Return the settings as changed keys of a config. Raises RequestError for an unknown setting.
+
+    `trainer` returns the name of the config's trainer. It is only called for a trainer's settings.
+    """
     known = {"budget": (), **{key: path for path, block in _BLOCKS.items() for key in block.model_fields}}
-    placed = []
+    changes = []
     for short, value in settings.items():
         key = _SHORT.get(short, short)
         if key != short and key in settings:
@@ -100,22 +104,9 @@ def by_path(settings: Mapping[str, Any]) -> list[tuple[tuple[str, ...], Any]]:
             close = alternatives(short, [*known, *_SHORT])
             options = "Options of backend, algorithm and model are given there: backend={'_type': 'local', …}"
             raise RequestError(f"there is no setting '{short}'{close}. {options}")
-        placed.append(((*known[key], key), value))
-    return placed
-
-
-def as_overrides(settings: Mapping[str, Any], config: Callable[[], Config] | None = None) -> list[str]:
-    """Return the settings as overrides of a whole config. Raises RequestError for an unknown setting.
-
-    `config` returns it, if its trainer may have another name than `epochs`.
-    """
-    placed = by_path(settings)
-    if config is not None and any(path[0] == "trainers" for path, _ in placed):
-        trainer = str(config().finetuning.trainer)
-        placed = [((path[0], trainer, *path[2:]) if path[0] == "trainers" else path, v) for path, v in placed]
-    return [
-        f"{join_path(path)}={json.dumps(value, default=str, ensure_ascii=False)}" for path, value in placed
-    ]
+        place = ("trainers", trainer() or "epochs") if known[key] == _TRAINER else known[key]
+        changes.append(Override((*place, key), value, short))
+    return changes
 
 
 def refuse(parts: Mapping[str, Any]) -> None:
@@ -128,7 +119,7 @@ def refuse(parts: Mapping[str, Any]) -> None:
 def build_config(
     agent: Any,
     parts: Mapping[str, Any],
-    overrides: Iterable[str],
+    overrides: Iterable[str | Override],
     settings: Mapping[str, Any],
     *,
     enabled: bool,
@@ -136,7 +127,8 @@ def build_config(
     """Return the config of an agent with its parts, or the whole config given instead of an agent."""
     if is_config(agent):
         refuse(parts)
-        return load(agent, [*overrides, *as_overrides(settings, lambda: load(agent, overrides))])
+        changes = settings_as_overrides(settings, lambda: load(agent, overrides).finetuning.trainer)
+        return load(agent, [*overrides, *changes])
     if isinstance(agent, Protocol):
         if parts["scenario"] is None:
             raise RequestError("a protocol is played on a task: give its scenario")
@@ -144,13 +136,23 @@ def build_config(
     _require_once(parts, settings, enabled=enabled)
     models = ({} if parts["model"] is None else {"policy": parts["model"]}) | dict(parts["models"] or {})
     evaluators = {} if parts["reward"] is None else evaluator_configs(parts["reward"])
+    finetuning: dict[str, Any] = {"enabled": enabled}
     data: dict[str, Any] = {
         "workflow": workflow_config(agent),
         "llms": {name: _model(model) for name, model in models.items()},
         "eval": {"evaluators": evaluators},
-        "finetuning": {"enabled": enabled},
+        "finetuning": finetuning,
     }
-    finetuning: dict[str, Any] = data["finetuning"]
+    arguments: dict[KeyPath, str] = {
+        ("workflow",): "agent",
+        ("llms",): "models",
+        **({} if parts["model"] is None else {("llms", "policy"): "model"}),
+        ("eval", "evaluators"): "reward",
+        DATASET: "examples",
+        VALIDATION: "validation",
+        ("tools",): "tools",
+        ("finetuning", "targets"): "targets",
+    }
     if isinstance(_plain_function(agent), ProtocolWorkflow):
         finetuning["target_functions"] = ["*"]
     if parts.get("tools") is not None:
@@ -159,32 +161,20 @@ def build_config(
         data["eval"]["general"] = {"dataset": dataset_config(parts["examples"])}
     if parts.get("validation") is not None:
         finetuning["run_configuration"] = {"validation_dataset": dataset_config(parts["validation"])}
-    _add_components(data, finetuning, parts)
+    arguments |= _add_components(data, finetuning, parts)
     if (targets := parts.get("targets")) is not None:
         names = [targets] if isinstance(targets, str) else targets
         named = targets if isinstance(targets, Mapping) else {name: {} for name in names}
         finetuning["targets"] = {name: _target(data, target) for name, target in named.items()}
     elif evaluators:
         finetuning["reward_function"] = {"name": next(iter(evaluators))}
-    for path, value in by_path(settings):
-        block = data
-        for key in path[:-1]:
-            block = block.setdefault(key, {"_type": "epochs"} if key == "epochs" else {})
-        if isinstance(block, BaseModel):
-            raise RequestError(f"{path[-1]}: the given {type(block).__name__} has its own; set it there")
-        block[path[-1]] = value
+    changes = settings_as_overrides(settings, lambda: finetuning.get("trainer"))
     try:
-        return parse_config(data, overrides)
+        return parse_config(data, [*changes, *overrides], arguments)
     except ConfigError as error:
         if missing := [text for key, text in _MISSING.items() if f"key '{key}' is missing" in str(error)]:
             raise RequestError(f"there is nothing to train with: give {'; and '.join(missing)}") from error
-        text, made = str(error), {key: argument for argument, key in _ARGUMENTS.items() if key in finetuning}
-        # Name the arguments instead of the config's parts that were made from them.
-        named = {f"{key}s.{finetuning[key]}": argument for key, argument in made.items()}
-        for part, argument in (named | {"llms.policy": "model"}).items():
-            # A path that the user wrote as an override stays as it is.
-            text = re.sub(rf"(?<!-o ){re.escape(part)}\b", argument, text)
-        raise ConfigError(text) from error
+        raise
 
 
 def _require_once(parts: Mapping[str, Any], settings: Mapping[str, Any], *, enabled: bool) -> None:
@@ -208,7 +198,11 @@ def _model(model: Any) -> LlmConfig | dict[str, Any]:
     return {"_type": "local", **(model if isinstance(model, dict) else {"model": str(model)})}
 
 
-def _add_components(data: dict[str, Any], block: dict[str, Any], parts: Mapping[str, Any]) -> None:
+def _add_components(
+    data: dict[str, Any], block: dict[str, Any], parts: Mapping[str, Any]
+) -> dict[KeyPath, str]:
+    """Add the algorithm, backend and trainer to a config. Return the arguments that they come from."""
+    arguments: dict[KeyPath, str] = {}
     for argument, key in _ARGUMENTS.items():
         if (component := parts.get(argument)) is None:
             continue
@@ -225,6 +219,8 @@ def _add_components(data: dict[str, Any], block: dict[str, Any], parts: Mapping[
             name += "_"
         entries[name] = component
         block[key] = name
+        arguments[f"{key}s", name] = argument
+    return arguments
 
 
 def _target(data: dict[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:

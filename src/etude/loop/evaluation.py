@@ -22,7 +22,9 @@ from pydantic import Field
 from etude.backends.trainer_adapter import LocalAdapterConfig
 from etude.config.builder import Builder
 from etude.config.component import EvaluatorConfig
+from etude.config.document import Override
 from etude.config.import_path import import_object
+from etude.config.registry import OTHER_DATASETS
 from etude.config.schema import Config
 from etude.core.data_model import DataModel, finite
 from etude.core.episode import EpisodeRecord, Example, LoggedExample
@@ -328,7 +330,7 @@ def load_version(wanted: RunVersion) -> Policy:
     return policy
 
 
-def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> list[str]:
+def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> list[Override]:
     """Return the overrides that make `text` the target model: a folder, a name, or a version of a run, whose
     weights are adopted later. Raises RequestError when it is not clear which of the models is replaced."""
     target = replaced_model(config, wanted)
@@ -355,7 +357,7 @@ def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> lis
         folder = local_path(text)
         return _replaced(target, llm, text if folder is None else str(folder.absolute()))
     if "model_name" in type(llm).model_fields:
-        return [f"llms.{target}.model_name={json.dumps(text, ensure_ascii=False)}"]
+        return [Override(("llms", target, "model_name"), text, "model")]
     raise RequestError(f"--model: llms.{target} (`_type: {llm.type_name}`) has no key for a model's name")
 
 
@@ -367,10 +369,10 @@ def replaced_model(config: Config, wanted: RunVersion | None) -> str | None:
     return config.finetuning.target_model
 
 
-def _replaced(target: str, llm: LocalLlmConfig, source: str) -> list[str]:
+def _replaced(target: str, llm: LocalLlmConfig, source: str) -> list[Override]:
     """Return the overrides with which a local model loads another one."""
     values = {"model": source} if llm.tiny is None else {"model": source, "tiny": None}
-    return [f"llms.{target}.{key}={json.dumps(value, ensure_ascii=False)}" for key, value in values.items()]
+    return [Override(("llms", target, key), value, "model") for key, value in values.items()]
 
 
 class EvaluationRunConfig(DataModel, arbitrary_types_allowed=True):
@@ -399,10 +401,11 @@ class EvaluationRun:
             return (await evaluate(config, run, request)).output
 
     def _load_config(self) -> Config:
-        given, changes = self.config, [f"{key}={value}" for key, value in self.config.override]
+        given, changes = self.config, list[str | Override]()
+        changes += (f"{key}={value}" for key, value in given.override)
         if given.dataset is not None:
             # The current folder comes first, as for all files that a program names.
             path = Path(given.dataset).absolute()
             source = str(path if path.exists() else given.dataset)
-            changes.append(f"finetuning.run_configuration.dataset={json.dumps(source)}")
+            changes.append(Override(OTHER_DATASETS[0], source, "dataset"))
         return load(given.config_file, for_evaluation(changes))

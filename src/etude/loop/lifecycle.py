@@ -8,14 +8,22 @@ from __future__ import annotations
 import re
 import shutil
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
 from etude.config.component import CHANGEABLE
-from etude.config.document import KeyPath, join_dotted, join_path, parse_value, value_at
+from etude.config.document import (
+    KeyPath,
+    Override,
+    join_dotted,
+    join_path,
+    parse_value,
+    read_override,
+    value_at,
+)
 from etude.config.key_types import changeable_keys, slot_in
 from etude.config.load import Declared, load_config, parse_config, resolved_yaml
 from etude.config.schema import Config
@@ -64,24 +72,24 @@ def new_run(
 _NUM_EPOCHS, _ALARMS = "finetuning.num_epochs", "finetuning.alarms"
 
 
-def config_to_resume(run: Path, overrides: Sequence[str]) -> Config:
+def config_to_resume(run: Path, overrides: Iterable[str | Override]) -> Config:
     """Return the config of a stored run, with the overrides applied. Raises RequestError when an override
     would make this another run, and StoreError or ConfigError when the config cannot be read."""
-    kept = stored_data(run)
-    config = load_config(run / CONFIG, overrides, text=stored_text(run))
-    for override in overrides:
-        path = _override_path(override)
+    kept, changes = stored_data(run), [*map(read_override, overrides)]
+    config = load_config(run / CONFIG, changes, text=stored_text(run))
+    for change in changes:
+        path = change.path
         # A key inside a changeable one, such as an option of a storage's driver, is changeable too.
         slots = (slot_in(config, path[: depth + 1]) for depth in range(len(path)))
         is_changeable = any(slot is not None and CHANGEABLE in slot.metadata for slot in slots)
         slot = slot_in(config, path)
         is_declared = slot is not None and any(arm.annotation in get_args(Declared) for arm in slot.arms())
-        is_secret = is_declared or holds_secret(str(path[-1]), override.partition("=")[2])
+        is_secret = is_declared or holds_secret(str(path[-1]), str(change.value))
         if not is_changeable and not is_secret and value_at(kept, path) != MASK:
             key, keys = join_path(path), changeable_keys(config)
             close = nearest(key, keys)
             raise RequestError(
-                f"-o {key}: a run goes on as it was begun, and what it has done rests on this setting"
+                f"{change.source}: a run goes on as it was begun, and what it has done rests on this setting"
                 + (f"; did you mean {close}?" if close else "")
                 + f"\nWhat only says how to go on can be changed: {', '.join(keys)}; and secrets can be "
                 "given again.\nFor another value start a new run: etude train"
@@ -89,9 +97,10 @@ def config_to_resume(run: Path, overrides: Sequence[str]) -> Config:
     return config
 
 
-def storage_options(overrides: Sequence[str]) -> dict[str, Any]:
+def storage_options(overrides: Iterable[str | Override]) -> dict[str, Any]:
     """Return the options of a storage driver from overrides, for a run whose config is in that storage."""
-    own = [override for override in overrides if _override_path(override)[:2] == ("storage", "options")]
+    changes = map(read_override, overrides)
+    own = [each for each in changes if each.path[:2] == ("storage", "options")]
     config = parse_config({"storage": {"address": "file:///"}}, own)
     return {} if config.storage is None else config.storage.options
 
@@ -102,10 +111,6 @@ def storage_overrides(run: Path, address: str) -> list[str]:
     storage = stored_data(run).get("storage")
     known = storage.get("address") if isinstance(storage, dict) else storage
     return [] if known == parent else [f"storage.address={parent}"]
-
-
-def _override_path(override: str) -> KeyPath:
-    return tuple(override.partition("=")[0].split("."))
 
 
 async def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, Any]]:

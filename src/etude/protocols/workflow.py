@@ -13,9 +13,8 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 from pydantic import Field
 
 from etude.config.builder import Builder
-from etude.config.component import EvaluatorConfig, WorkflowConfig
+from etude.config.component import AgentRef, EvaluatorConfig, LlmRef, ReferenceTo, WorkflowConfig
 from etude.config.import_path import import_object, is_import_path, user_code
-from etude.config.references import AgentRef, LlmRef, ReferenceTo
 from etude.config.registry import config_factory, register_evaluator, register_workflow
 from etude.core.call import Sampling
 from etude.core.episode import Example

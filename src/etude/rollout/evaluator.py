@@ -19,9 +19,8 @@ from typing import Annotated, Any, TypeVar, overload
 from pydantic import Field, FiniteFloat
 
 from etude.config.builder import Builder
-from etude.config.component import EvaluatorConfig
+from etude.config.component import AgentRef, EvaluatorConfig, ReferenceTo
 from etude.config.import_path import import_object, order_by_name, where_defined, where_raised
-from etude.config.references import AgentRef, ReferenceTo
 from etude.config.registry import config_factory, register_evaluator
 from etude.core import threads
 from etude.core.data_model import name_type, number

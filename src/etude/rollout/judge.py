@@ -17,8 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import to_json
 
 from etude.config.builder import Builder
-from etude.config.component import EvaluatorConfig
-from etude.config.references import LlmRef
+from etude.config.component import EvaluatorConfig, LlmRef
 from etude.config.registry import register_evaluator
 from etude.core.call import ChatRequest, Sampling
 from etude.core.episode import AddedCall, EpisodeRecord, in_order

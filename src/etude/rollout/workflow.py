@@ -12,9 +12,8 @@ from typing import Annotated, Any, overload
 from pydantic import Field
 
 from etude.config.builder import Builder
-from etude.config.component import CHANGEABLE, WorkflowConfig
+from etude.config.component import CHANGEABLE, LlmRef, ReferenceTo, WorkflowConfig
 from etude.config.import_path import import_object, order_by_name, where_defined
-from etude.config.references import LlmRef, ReferenceTo
 from etude.config.registry import config_factory, register_workflow
 from etude.core.episode import Example, ToolSet
 from etude.core.errors import RequestError

@@ -21,9 +21,8 @@ from typing import Any, ClassVar, TypeVar
 from pydantic import Field
 
 from etude.config.builder import Builder
-from etude.config.component import Entries, Supplies, WorkflowConfig
+from etude.config.component import Entries, LlmRef, Supplies, WorkflowConfig
 from etude.config.import_path import import_object, is_import_path, where_raised
-from etude.config.references import LlmRef
 from etude.config.registry import register_workflow
 from etude.core.data_model import name_type, number
 from etude.core.episode import WORKFLOW, Example

@@ -10,8 +10,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from etude.config.builder import Builder
-from etude.config.component import DatasetConfig, Supplies
-from etude.config.references import LlmRef
+from etude.config.component import DatasetConfig, LlmRef, Supplies
 from etude.config.registry import register_dataset, register_workflow
 from etude.core.episode import Example
 from etude.core.errors import DatasetError, EpisodeError, RequestError

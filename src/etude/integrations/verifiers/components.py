@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from etude.config.component import DatasetConfig, Entries, Supplies, WorkflowConfig
-from etude.config.references import LlmRef, ReferenceTo
+from etude.config.component import DatasetConfig, Entries, LlmRef, ReferenceTo, Supplies, WorkflowConfig
 from etude.config.registry import register_dataset, register_workflow
 from etude.core.episode import Example
 from etude.core.errors import RequestError
