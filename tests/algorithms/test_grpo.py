@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.algorithms.algorithm import make_algorithm, read_groups
+from etude.algorithms.algorithm import read_groups
 from etude.algorithms.episodes import UNMEASURED, ScoredEpisode, Tally, by_agent
 from etude.algorithms.grpo import Grpo, ReinforcePP, Rloo
 from etude.algorithms.samples import targeted_calls
@@ -93,13 +93,6 @@ def test_each_option_of_a_variant_can_be_changed():
     asked = hyperparameters_for("grpo", variant="gspo", clip_high=0.01, clip_low="auto")
     job = resolve_hyperparameters("grpo", asked, 4, None, fine_tuned=False)
     assert (job["clip_low"], job["clip_high"], job["ratio"]) == (3e-4, 0.01, "sequence")
-
-
-def test_the_options_of_a_collection_make_the_algorithm_that_they_came_from():
-    found = Grpo(variant="cispo", beta=0.1)
-    assert make_algorithm("grpo", found.gradient()) == found
-    with pytest.raises(RequestError, match=r"grpo: clip_low: .*less than 1"):
-        make_algorithm("grpo", {"clip_low": 1.5})
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,10 @@ def test_a_loss_is_that_of_the_nearest_known_algorithm_that_has_it(project):
 async def test_a_server_that_does_not_know_an_advantage_gets_it_as_data(project):
     config("max_rl:MaxRL")
     server = LmStandIn()
-    data = compared().model_copy(update={"method": "max_rl:MaxRL", "options": {"clip_high": 0.3}})
-    await server.adapter().submit(data)
+    data = compared().model_copy(update={"method": "max_rl:MaxRL"})
+    adapter = server.adapter()
+    adapter.algorithm = make_algorithm("max_rl:MaxRL", {"clip_high": 0.3})
+    await adapter.submit(data)
     method = server.jobs["ftjob-0"]["method"]
     assert (method["type"], method["grpo"]["hyperparameters"]["clip_high"]) == ("grpo", 0.3)
     group = [to_sample(one) for one in data.trajectories[0]]
@@ -108,11 +110,11 @@ async def test_a_server_that_has_no_such_loss_is_not_sent_another(project):
     with pytest.raises(CapabilityError, match="etude serve --algorithms plain_gradient:PlainGradient"):
         await LmStandIn().adapter().submit(data)
     adapter = LmStandIn().adapter()
-    adapter.planned = make_algorithm("plain_gradient:PlainGradient")
+    adapter.algorithm = make_algorithm("plain_gradient:PlainGradient")
     with pytest.raises(CapabilityError, match="has no such loss"):
         await adapter.initialize(FinetuneConfig())
     for known in (etude.Malt(), etude.ExpertIteration(), make_algorithm("max_rl:MaxRL")):
-        adapter.planned = known
+        adapter.algorithm = known.objective()
         await adapter.initialize(FinetuneConfig())
 
 

@@ -93,7 +93,9 @@ async def test_what_was_sampled_without_tokens_cannot_be_a_row():
 async def test_groups_of_equal_rewards_are_not_uploaded(options, why):
     server, data = LmStandIn(), compared()
     flat = [[one.model_copy(update={"reward": 1.0}) for one in group] for group in data.trajectories]
-    result = await server.adapter().submit(data.model_copy(update={"trajectories": flat, "options": options}))
+    adapter = server.adapter()
+    adapter.algorithm = Grpo(**options)
+    result = await adapter.submit(data.model_copy(update={"trajectories": flat}))
     assert not server.files and why in result.reason
 
 

@@ -14,8 +14,7 @@ from etude.config.component import EvaluatorConfig, LlmRef, ReferenceTo
 from etude.config.finetuning import FinetuneConfig
 from etude.config.load import load_config, parse_config, resolved_yaml
 from etude.config.registry import register_evaluator
-from etude.core.errors import ConfigError, RequestError
-from etude.loop.arguments import with_python_objects
+from etude.core.errors import ConfigError
 from etude.loop.trainer import EpochTrainerConfig
 from etude.rollout.datasets import JsonDatasetConfig, JsonlDatasetConfig, PythonDatasetConfig
 from etude.rollout.evaluator import FunctionEvaluatorConfig, WeightedEvaluatorConfig
@@ -280,9 +279,3 @@ def test_a_config_that_does_not_train_may_leave_open_which_component_is_meant(fo
     assert config.finetuning.trainer_adapter is None
     write(folder, resolved_yaml(config), "again.yml")
     assert load_config("again.yml").finetuning.trainer_adapter is None
-
-
-def test_a_program_is_told_that_the_run_has_another_agent_than_it_gives(folder: Path):
-    text = SMALL.replace("my_agent:play", "{_type: my_agent_workflow, llm: policy}")
-    with pytest.raises(RequestError, match=r"agent: .*another one .*config"):
-        with_python_objects(load_config(write(folder, text)), agent=lambda example, episode: "")

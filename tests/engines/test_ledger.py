@@ -261,9 +261,8 @@ def test_a_prompt_has_no_more_tokens_than_bytes(text: str):
 
 
 def make_ledger(journal: Journal, usd: float) -> Ledger:
-    model = {"_type": "openai", "model_name": BASE, "max_tokens": 10}
-    model["prices"] = {"prompt": 1, "completion": 1, "training": 25.0}
-    return Ledger(journal, **limits({"llms": {"policy": model}, "budget": {"usd": usd}}))
+    prices = {"prompt": 1, "completion": 1, "training": 25.0}
+    return Ledger(journal, **priced({"model_name": BASE, "prices": prices}, budget={"usd": usd}))
 
 
 async def open_jobs(server: StandIn, journal: Journal, ledger: Ledger) -> ModelJobs:
