@@ -317,5 +317,5 @@ def _set(data: dict[str, Any], override: Override) -> KeyPath:
             text = f"'{name}' is not a position in a list of {len(node)}; count from 0"
             raise RequestError(f"{override.source}: {text}")
         path.append(int(name) if isinstance(node, list) else name)
-    node[path[-1]] = override.value
+    node[path[-1]] = copy_containers(override.value)
     return tuple(path)

@@ -108,16 +108,9 @@ def load_config(
     return _validate(read_document(path) if text is None else parse_document(text, path), overrides)
 
 
-def parse_config(
-    data: Mapping[str, Any],
-    overrides: Iterable[str | Override] = (),
-    arguments: Mapping[KeyPath, str] | None = None,
-) -> Config:
-    """Like `load_config`, for a mapping with the content of a file. Its components may be config objects.
-
-    Errors name the `arguments` of a program instead of the paths that were made from them.
-    """
-    return _validate(Document(dict(data), given=arguments or {}), overrides)
+def parse_config(data: Mapping[str, Any], overrides: Iterable[str | Override] = ()) -> Config:
+    """Like `load_config`, for a mapping with the content of a file. Its components may be config objects."""
+    return _validate(Document(dict(data)), overrides)
 
 
 def resolved_yaml(config: Config) -> str:

@@ -6,7 +6,7 @@ It only names components that a program gives as Python objects, and holds the o
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,14 @@ from etude.rollout.evaluator import FunctionEvaluator, as_evaluator
 from etude.rollout.tools import FunctionTools
 from etude.rollout.workflow import Workflow, as_workflow
 
-_ARGUMENTS = {"algorithm": "trajectory_builder", "backend": "trainer_adapter", "trainer": "trainer"}
-"""Arguments, and the keys of `finetuning` that name the components made from them."""
+_SECTIONS = {"algorithm": "trajectory_builders", "backend": "trainer_adapters", "trainer": "trainers"}
+"""Arguments, and the sections of a config for the components made from them."""
 _MISSING = {
-    "models": "model=, a name on the Hugging Face hub or a folder",
-    "examples": "examples=, a list of dicts or a file",
-    "reward": "reward=, a function of an example and an output that returns a number",
+    "llms": "model=, a name on the Hugging Face hub or a folder",
+    "eval.general.dataset": "examples=, a list of dicts or a file",
+    "eval.evaluators": "reward=, a function of an example and an output that returns a number",
 }
-"""The arguments that every run needs."""
+"""The config keys that a run needs, and the arguments that set them."""
 
 _TRAINER = ("trainers",)
 _BLOCKS: dict[tuple[str, ...], Any] = {
@@ -134,47 +134,68 @@ def build_config(
             raise RequestError("a protocol is played on a task: give its scenario")
         agent = ProtocolWorkflow(agent, parts["scenario"])
     _require_once(parts, settings, enabled=enabled)
-    models = ({} if parts["model"] is None else {"policy": parts["model"]}) | dict(parts["models"] or {})
-    evaluators = {} if parts["reward"] is None else evaluator_configs(parts["reward"])
-    finetuning: dict[str, Any] = {"enabled": enabled}
-    data: dict[str, Any] = {
-        "workflow": workflow_config(agent),
-        "llms": {name: _model(model) for name, model in models.items()},
-        "eval": {"evaluators": evaluators},
-        "finetuning": finetuning,
-    }
-    arguments: dict[KeyPath, str] = {
-        ("workflow",): "agent",
-        ("llms",): "models",
-        **({} if parts["model"] is None else {("llms", "policy"): "model"}),
-        ("eval", "evaluators"): "reward",
-        DATASET: "examples",
-        VALIDATION: "validation",
-        ("tools",): "tools",
-        ("finetuning", "targets"): "targets",
-    }
-    if isinstance(_plain_function(agent), ProtocolWorkflow):
-        finetuning["target_functions"] = ["*"]
-    if parts.get("tools") is not None:
-        data["tools"] = tools_configs(parts["tools"])
-    if parts["examples"] is not None:
-        data["eval"]["general"] = {"dataset": dataset_config(parts["examples"])}
-    if parts.get("validation") is not None:
-        finetuning["run_configuration"] = {"validation_dataset": dataset_config(parts["validation"])}
-    arguments |= _add_components(data, finetuning, parts)
-    if (targets := parts.get("targets")) is not None:
-        names = [targets] if isinstance(targets, str) else targets
-        named = targets if isinstance(targets, Mapping) else {name: {} for name in names}
-        finetuning["targets"] = {name: _target(data, target) for name, target in named.items()}
-    elif evaluators:
-        finetuning["reward_function"] = {"name": next(iter(evaluators))}
-    changes = settings_as_overrides(settings, lambda: finetuning.get("trainer"))
+    keys = [*_keys_of_parts(agent, parts)]
+    trainer = next((key.value for key in keys if key.path == ("finetuning", "trainer")), None)
+    # A section with a given component has no other.
+    data: dict[str, Any] = {str(key.path[0]): {} for key in keys if key.path[0] in _SECTIONS.values()}
+    data["finetuning"] = {"enabled": enabled}
+    keys += settings_as_overrides(settings, lambda: trainer)
     try:
-        return parse_config(data, [*changes, *overrides], arguments)
+        return parse_config(data, [*keys, *overrides])
     except ConfigError as error:
         if missing := [text for key, text in _MISSING.items() if f"key '{key}' is missing" in str(error)]:
             raise RequestError(f"there is nothing to train with: give {'; and '.join(missing)}") from error
         raise
+
+
+def _keys_of_parts(agent: Any, parts: Mapping[str, Any]) -> Iterator[Override]:
+    """Yield the keys of a config that arguments stand for."""
+    yield Override(("workflow",), workflow_config(agent), "agent")
+    if isinstance(_plain_function(agent), ProtocolWorkflow):
+        yield Override(("finetuning", "target_functions"), ["*"], "agent")
+    if parts["model"] is not None:
+        yield Override(("llms", "policy"), _model(parts["model"]), "model")
+    for name, model in (parts["models"] or {}).items():
+        yield Override(("llms", name), _model(model), f"models.{name}")
+    for argument, path, make in _CONVERSIONS:
+        if (value := parts.get(argument)) is not None:
+            yield Override(path, make(value), argument)
+    known: dict[KeyPath, Any] = {}
+    yield from _keys_of_components(parts, ("finetuning",), "", known)
+    targets = parts.get("targets")
+    if targets is None and parts["reward"] is not None:
+        first = next(iter(evaluator_configs(parts["reward"])))
+        yield Override(("finetuning", "reward_function"), {"name": first}, "reward")
+    named = targets if isinstance(targets, Mapping) else {}
+    for name in [targets] if isinstance(targets, str) else targets or ():
+        target, place = dict(named.get(name, {})), ("finetuning", "targets", name)
+        short = {key: target.pop(key, None) for key in ("algorithm", "backend", "reward")}
+        yield Override(place, target, f"targets.{name}")
+        yield from _keys_of_components(short, place, f"targets.{name}.", known)
+        if (reward := short["reward"]) is not None:
+            yield Override((*place, "reward_function"), {"name": reward}, f"targets.{name}.reward")
+
+
+def _keys_of_components(
+    parts: Mapping[str, Any], place: KeyPath, prefix: str, known: dict[KeyPath, Any]
+) -> Iterator[Override]:
+    """Yield the keys of an algorithm, a backend and a trainer, and those of the block at `place` that name
+    them. `known` are all that have a name."""
+    for argument, section in _SECTIONS.items():
+        if (component := parts.get(argument)) is None:
+            continue
+        if isinstance(component, str):
+            component = {"_type": component}
+        is_dict = isinstance(component, dict)
+        kind = component.get("_type") if is_dict else getattr(component, "type_name", None)
+        if kind is None or isinstance(component, type):
+            text = f"{prefix}{argument} is a name, a config or a dict with `_type`, found {component!r:.80}"
+            raise RequestError(text)
+        name = str(kind).replace(":", ".").rpartition(".")[2] or argument
+        while known.setdefault((section, name), component) is not component:
+            name += "_"
+        yield Override((section, name), component, f"{prefix}{argument}")
+        yield Override((*place, section.removesuffix("s")), name, f"{prefix}{argument}")
 
 
 def _require_once(parts: Mapping[str, Any], settings: Mapping[str, Any], *, enabled: bool) -> None:
@@ -196,40 +217,6 @@ def _model(model: Any) -> LlmConfig | dict[str, Any]:
     if isinstance(model, LlmConfig):
         return model
     return {"_type": "local", **(model if isinstance(model, dict) else {"model": str(model)})}
-
-
-def _add_components(
-    data: dict[str, Any], block: dict[str, Any], parts: Mapping[str, Any]
-) -> dict[KeyPath, str]:
-    """Add the algorithm, backend and trainer to a config. Return the arguments that they come from."""
-    arguments: dict[KeyPath, str] = {}
-    for argument, key in _ARGUMENTS.items():
-        if (component := parts.get(argument)) is None:
-            continue
-        if isinstance(component, str):
-            component = {"_type": component}
-        is_dict = isinstance(component, dict)
-        kind = component.get("_type") if is_dict else getattr(component, "type_name", None)
-        if kind is None or isinstance(component, type):
-            text = f"{argument} is a name, a config or a dict with `_type`, found {component!r:.80}"
-            raise RequestError(text)
-        entries = data.setdefault(f"{key}s", {})
-        name = str(kind).replace(":", ".").rpartition(".")[2] or argument
-        while name in entries and entries[name] is not component:
-            name += "_"
-        entries[name] = component
-        block[key] = name
-        arguments[f"{key}s", name] = argument
-    return arguments
-
-
-def _target(data: dict[str, Any], target: Mapping[str, Any]) -> dict[str, Any]:
-    short = ("algorithm", "backend", "reward")
-    block = {key: value for key, value in target.items() if key not in short}
-    _add_components(data, block, {key: target.get(key) for key in ("algorithm", "backend")})
-    if "reward" in target:
-        block["reward_function"] = {"name": target["reward"]}
-    return block
 
 
 class Live(BaseModel):
@@ -379,6 +366,15 @@ def dataset_config(examples: Any) -> DatasetConfig | dict[str, Any] | str:
     have_ids = all(isinstance(row, Example) or (isinstance(row, Mapping) and "id" in row) for row in rows)
     name = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
     return LiveRowsConfig(name=name, value=rows, id_key="id" if have_ids else None)
+
+
+_CONVERSIONS: tuple[tuple[str, KeyPath, Callable[[Any], Any]], ...] = (
+    ("reward", ("eval", "evaluators"), evaluator_configs),
+    ("tools", ("tools",), tools_configs),
+    ("examples", DATASET, dataset_config),
+    ("validation", VALIDATION, dataset_config),
+)
+"""Arguments, the keys of a config that they stand for, and how their values are written there."""
 
 
 def with_python_objects(
