@@ -32,7 +32,7 @@ from etude.core.stats import estimate
 from etude.runtime import Runtime, open_runtime
 from etude.store.run_folder import RunFolder
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # The cluster is that of the tests.
+sys.path.insert(0, str(Path(__file__).parents[1]))  # The cluster is the tests'.
 
 from tests.processes.nodes import start_cluster
 

@@ -1,8 +1,8 @@
 """How fast two demos learn, the calculator and tic-tac-toe: reward against time, over three seeds.
 
 Runs `etude demo --json`, a process for each seed, and notes when each of its events comes. Time counts from
-the start of the process, so it contains making the base model and all evaluations; CPU time is that of the
-process and its threads.
+the start of the process, so it contains making the base model and all evaluations; CPU time is the
+process's, with its threads.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The cost of sampling: the embedded engine against `generate`, continuous batching, and a real vLLM.
 
 The same model in float32 with one thread; prompts of 32 random tokens, 64 sampled for each (32 with the
-larger model), with their logprobs, 1, 8 or 64 at a time. CPU time is that of the process that samples,
+larger model), with their logprobs, 1, 8 or 64 at a time. CPU time is the sampling process's,
 and the ways take turns with prompts that are new each time. vLLM is left out where ETUDE_TEST_VLLM does not
 name its program (docs/backends.md#vllm says how to install one). And what it is worth to keep what was read.
 """
@@ -405,7 +405,7 @@ def measure_all(quick: bool, note: Callable[[str], None]) -> tuple[list[Setting]
 
 
 def as_json(settings: Sequence[Setting], kept: dict[str, float]) -> dict[str, Any]:
-    """The object that `--json` prints; the ratios are those of the first model."""
+    """The object that `--json` prints; the ratios are the first model's."""
     first = [one for one in settings if one.model == SMALL]
     return {
         **{

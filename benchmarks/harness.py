@@ -1,6 +1,6 @@
 """The cost of collecting: workflow, calls, journal, scores, trajectories. The model answers at once.
 
-Everything is the ordinary machinery, put together from a config as `etude train` does it. CPU time is that of
+Everything is the ordinary machinery, put together from a config as `etude train` does it. CPU time is of
 this process, all threads, from the start of a collection to the finished trajectories. The HTTP model is
 a server in another process.
 """

@@ -2,7 +2,7 @@
 
 Loss and gradient only, from the same sequences on the same model in float32 with one thread. The padded
 loop is Etude's own with padding. Each peer has several settings, of which its fastest counts. CPU
-time is that of this process, and the ways take turns. `--long` measures conversations of 2k to 8k tokens, and
+time is this process's, and the ways take turns. `--long` measures conversations of 2k to 8k tokens, and
 nothing else.
 """
 
@@ -429,7 +429,7 @@ def measure_all(quick: bool, long: bool, repeats: int, note: Callable[[str], Non
 
 
 def as_json(costs: dict[Setting, Cost]) -> dict[str, Any]:
-    """The object that `--json` prints; the ratios are those of GRPO on the first model."""
+    """The object that `--json` prints; the ratios are of GRPO on the first model."""
     name = next(iter(costs)).model
     first = {one.shape: cost for one, cost in costs.items() if (one.model, one.method) == (name, "grpo")}
     return {

@@ -12,7 +12,7 @@ step, no KL, and the held-out examples: the model is measured at each fifth of t
 after the training.
 
 Not equal: the random numbers; TRL divides an advantage by the group's sample deviation (n - 1) plus 1e-4,
-and Etude by that of the group itself (n), which makes TRL's advantages 6 % smaller, AdamW takes nearly
+and Etude by the group's own (n), which makes TRL's advantages 6 % smaller, AdamW takes nearly
 the same step from them; Etude weighs a token by the learner's probability over the engine's, at most 2,
 and TRL takes both for equal. After a step on groups that are all without an advantage TRL's AdamW moves
 by its momentum, and Etude takes no such step. Etude records every call, score and version on the disk as

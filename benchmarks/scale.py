@@ -336,7 +336,7 @@ def frame_bytes(tokens: int) -> int:
 
 
 _SMALL = 2
-"""Tokens of a call in the simulation's own memory and files; its costs are those of the real size."""
+"""Tokens of a call in the simulation's own memory and files; it costs what the real size does."""
 _DETECTION_SECONDS = 5.0
 """After which a runner on a node that is gone is given up, as of Ray's."""
 _AWAY_SECONDS = 60.0
@@ -717,7 +717,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         note(f"{setting.nodes} nodes, {setting.at_once} at once, {setting.lost_per_minute:.0%} lost a minute")
         rows.append(measure(setting, Costs()))
     if flags.json:
-        print_json({"costs": asdict(Costs()), "settings": rows}, {})
+        parts = {"settings": [row for row in rows if not row["lost_per_minute"]]}
+        parts["with_lost_nodes"] = [row for row in rows if row["lost_per_minute"]]
+        print_json({"costs": asdict(Costs()), **parts}, {})
         return
     for row in rows:
         shown = [(name.replace("_", " "), _shown(value)) for name, value in row.items()]

@@ -309,7 +309,7 @@ def build_model(folder: Path) -> Path:
 
 
 def canned(against: Path | None, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
-    """The server in front of a vLLM that answers at once; with `against` that of another source, too."""
+    """The server in front of a vLLM that answers at once; with `against`, another source's too."""
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as running:
         folder = Path(temporary)
         model, program = build_model(folder / "tiny"), canned_command(folder)

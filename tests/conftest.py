@@ -43,7 +43,7 @@ settings.load_profile("etude")
 # A client of HTTP reads 140 certificates when it is made, in 40 ms. Here one is enough.
 os.environ["SSL_CERT_FILE"] = str(Path(__file__).parent / "certificate.pem")
 
-# The width of the terminal that tests are started from is that of none of the programs under test.
+# The width of the terminal that tests are started from is no width of the programs under test.
 os.environ.pop("COLUMNS", None)
 
 # A program that is started in the background may ignore Ctrl-C, and its children inherit that:

@@ -42,7 +42,7 @@ PRELOADED = (
     *("matplotlib.figure", "matplotlib.backends.backend_agg"),
     *("tests.several", "tests.cli.parts", "typer.rich_utils"),
 )
-"""Beside all rooms of Etude but those of its guests."""
+"""Beside all rooms of Etude but its guests'."""
 
 CLIENT = """\
 #!{python} -IS
@@ -80,7 +80,7 @@ _inputs: list[int] = []
 class Forked:
     """`etude ARGUMENTS` in a forked process, with pipes: the `subprocess.Popen` of a client of the server.
 
-    `pid`, signals and the exit code are those of the command. With `program="python"` the arguments are
+    `pid`, signals and the exit code are the command's. With `program="python"` the arguments are
     Python's: a file, `-c CODE` or `-m MODULE` comes first. `errors` is a file for them, in place of the pipe.
     """
 

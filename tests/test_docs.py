@@ -143,7 +143,7 @@ def test_keys_of_configs_that_are_shown_are_known():
 
 
 def write_file(block: Block, page: Path, folder: Path) -> None:
-    """Write the block's file, where it is one, after those of the page that it goes with."""
+    """Write the block's file, where it is one, after the files of the page that it goes with."""
     if "with" in block.orders:
         other = page.parent / block.orders["with"]
         for needed in find_blocks(other):

@@ -38,7 +38,7 @@ Load = Callable[[str, str], ModuleType]
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
-    """Imports a module of an example; those of other examples have the same names."""
+    """Imports a module of an example; other examples' have the same names."""
     before = {name: sys.modules.pop(name) for name in MODULES if name in sys.modules}
 
     def import_from(example: str, name: str) -> ModuleType:
@@ -183,7 +183,7 @@ def trained_at_servers(
 ) -> dict[str, Any]:
     """The summary of a run whose models are each on a server of its own and trained there.
 
-    The agents are unchanged. `changes` are those of the config.
+    The agents are unchanged. `changes` are the config's.
     """
     path = project / "config.yml"
     config = yaml.safe_load(path.read_text())

@@ -1,4 +1,4 @@
-"""Write the pages of the site into build/docs: those of docs/, and the README as the first.
+"""Write the pages of the site into build/docs: the pages in docs/, and the README as the first.
 
 An item of a list that is a link to a Python name (docs/api.md) becomes the name's signature and docstring.
 

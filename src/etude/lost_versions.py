@@ -44,7 +44,7 @@ def version_on_disk(run: Path, wish: str, say: Callable[[str], None]) -> Iterato
             run_loop(train_in(config, opened, progress=progress))
         made = choose_version(copy, str(wanted).removeprefix(f"{run.name}:"))
         if made.version and wanted.version and made.version.digest != wanted.version.digest:
-            say("its weights are not those of the first time, bit for bit: the run is not deterministic")
+            say("its weights differ from the first time: the run is not deterministic")
         yield replace(made, choice=wanted.choice)
 
 

@@ -73,7 +73,7 @@ def test_a_group_of_equal_reward_is_kept_for_what_it_teaches(algorithm, is_kept,
 
 
 def test_a_flat_group_counts_in_the_mean_over_tokens():
-    """With a term of the loss besides, its tokens are trained on, so those of the others weigh less."""
+    """With a term of the loss besides, its tokens are trained on, so the others' weigh less."""
     algorithm = Grpo(beta=0.1)
     flat = group("a", "bb")
     other = [replace(scored, reward=float(number)) for number, scored in enumerate(group("c", "dd"))]

@@ -168,7 +168,7 @@ def test_with_nothing_measured_it_says_what_to_write():
 
 
 def test_turns_are_credited_with_their_own_step_rewards():
-    """A step reward of an agent's own is not the other's, and one of all is that of both."""
+    """A step reward of an agent's own is not the other's, and one of all is both's."""
     steps = [step(1, 0.5, "first"), step(3, 0.25, "first"), step(3, 8, "second")]
     events = [*steps, earned("first", 1), earned("second", 0)]
     groups = Grpo(credit="turn", drop_flat_groups=False).groups([[game(0, *events)]], Tally())

@@ -88,7 +88,7 @@ VARIANTS = {
         "epsilon": 3e-4,
         "epsilon_high": 4e-4,
     },
-    # TRL's bound is that of the ratio itself.
+    # TRL's bound is the ratio's own.
     "cispo": {"loss_type": "cispo", "epsilon_high": 5.0},
 }
 

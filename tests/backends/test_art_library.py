@@ -74,7 +74,7 @@ def _has_choice(trajectory):
 
 @pytest.fixture
 def inference():
-    """The endpoint beside the server; its steps are those of the backend."""
+    """The endpoint beside the server; its steps are the backend's."""
     with running(StandIn()) as server:
         server.models["agent"] = {"base_model": "base"}
         yield server

@@ -93,7 +93,7 @@ class _Reference:
     def _block(
         self, title: str, model: type[BaseModel], level: int, keys: Sequence[str], links: str = ""
     ) -> Iterator[str]:
-        """A table of some keys of a model, then those of the blocks inside of it."""
+        """A table of some keys of a model, then of the blocks inside it."""
         self._titles[model] = title
         inside: dict[type[BaseModel], str] = {}
         for key in keys:

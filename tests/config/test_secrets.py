@@ -1,4 +1,4 @@
-"""The secrets of a config, also those of its `storage`: found wherever they stand, and not kept."""
+"""The secrets of a config and its `storage`: found wherever they stand, and not kept."""
 
 from __future__ import annotations
 

@@ -296,7 +296,7 @@ SHAPE = TinyShape(hidden_size=64, heads=2, intermediate_size=96, max_context=128
 
 
 def written_model(folder: Path, seed: int, *, tied: bool) -> Path:
-    """Random weights, with an output layer of their own or with that of the embeddings."""
+    """Random weights, with an output layer of their own or with the embeddings'."""
     build_policy(build_tokenizer(["yes, no"], vocab_size=300), seed, SHAPE).export(folder)
     if not tied:
         config = AutoConfig.from_pretrained(folder, tie_word_embeddings=False)
@@ -306,7 +306,7 @@ def written_model(folder: Path, seed: int, *, tied: bool) -> Path:
 
 
 async def require_weights(processes: VllmProcesses, name: Path, weights: Path) -> None:
-    """The logprobs under the model `name` are those of `weights`."""
+    """The logprobs under the model `name` are `weights`'."""
     [process] = processes.processes
     engine = make_engine(process, str(name), weights)
     engine._processes = processes

@@ -128,7 +128,7 @@ VOCABULARY = 300
 def forest(seed: int, count: int, *, temperatures: tuple[float, ...] = (1.0,)) -> list[Sample]:
     """`count` sequences; each goes on from a random place of an earlier one, or starts anew.
 
-    All fields are random, also those of tokens that sequences share.
+    All fields are random, also for tokens that sequences share.
     """
     choose = random.Random(seed)
     grown: list[list[int]] = []

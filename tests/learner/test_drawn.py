@@ -1,4 +1,4 @@
-"""The learner forms the distributions that tokens were drawn from, its head those of chosen tokens."""
+"""The learner forms the distributions that tokens were drawn from, and its head the chosen tokens'."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention level by level: that of the blocks, by kernels' definition here and by CUDA's own on a GPU."""
+"""Attention level by level: the blocks, by kernels' definition here and by CUDA's own on a GPU."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def attend_plainly(query, key, value, level, scale):
 
 
 def back_plainly(grad, query, key, value, out, sums, level, scale):
-    """The kernel's backward pass: `out` and `sums` may be those of more keys than these."""
+    """The kernel's backward pass: `out` and `sums` may be of more keys than these."""
     leaves = [each.detach().clone().requires_grad_() for each in (query, key, value)]
     with torch.enable_grad():
         own, own_sums = attend_plainly(*leaves, level, scale)

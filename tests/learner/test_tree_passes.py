@@ -61,7 +61,7 @@ def both(of, batch, objective, **options):
 
 
 def moved(of):
-    """A policy whose weights are no longer those of its base."""
+    """A policy whose weights are no longer its base's."""
     of.keep_base()
     with torch.no_grad():
         for parameter in of.trainable().values():

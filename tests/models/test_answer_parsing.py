@@ -83,7 +83,7 @@ FORMS = [
         ("Hm.", "", [("f", {"a": 1}), ("g", {})]),
     ),
 ]
-"""Texts as models write them, which are not always those of their templates; and the parts: thinking, content
+"""Texts as models write them, which is not always as their templates do; and the parts: thinking, content
 and calls."""
 
 

@@ -93,7 +93,7 @@ def test_a_saved_version_is_adopted_and_the_base_as_well(tmp_path):
 
 def test_a_base_of_other_weights_is_refused():
     of = fresh_policy()
-    with pytest.raises(EngineError, match=f"elsewhere .* version 0: .* expected {'0' * 32}"):
+    with pytest.raises(EngineError, match=f"elsewhere .* version 0's: .* expected {'0' * 32}"):
         of.adopt(ModelVersion(number=0, location="elsewhere", digest="0" * 32))
 
 

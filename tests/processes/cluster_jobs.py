@@ -58,7 +58,7 @@ async def done(adapter: LocalAdapter, job: TrajectoryCollection) -> ModelVersion
 
 
 async def assert_same(model: Path, found: Path, wanted: Path, number: int = 1) -> None:
-    """The weights of a version are those of one process, by how far they have gone."""
+    """The weights of a version are one process's, by how far they have gone."""
     start = Policy.load(model, device="cpu")
     weights = load_tensors(wanted / f"v{number}" / WEIGHTS_FILE)
     if weights.keys() == start.trainable().keys():

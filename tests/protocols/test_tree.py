@@ -150,7 +150,7 @@ def branched(protocol: Protocol, seed: int, widths: Any, **settings: Any) -> Epi
 def test_whatever_is_played(protocol: Protocol, seed: int, widths: Any) -> None:
     tree = branched(protocol, seed, widths, retries=1)
     for agent in tree.agents:
-        # What every path earns lies within the bounds, and values are those of a brute-force enumeration.
+        # What every path earns lies within the bounds, and values equal a brute-force enumeration's.
         low, high = tree.bounds[agent]
         for leaf in tree.leaves():
             total = sum(node.rewards.get(agent, 0.0) for node in tree.path(leaf))

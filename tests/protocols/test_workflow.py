@@ -92,7 +92,7 @@ async def test_a_config_plays_and_scores(journal: Journal) -> None:
     assert [item.score for item in output.evaluator_items("prover")] == [1.0, 1.0]
     assert output.evaluator_items("verifier")[0].reasoning == {"decided": 1}
     metrics = validation_metrics(output, "verifier")
-    assert output.bounds()["verifier"] == (-2.0, 1.0), "those of the protocol, as its arguments make them"
+    assert output.bounds()["verifier"] == (-2.0, 1.0), "the protocol's, as its arguments make them"
     assert -2.0 <= metrics["reward_low"] < metrics["avg_reward"] < metrics["reward_high"] <= 1.0
     assert models["strong"].requests[0].messages[0]["content"] == "You are prover. Please"
 

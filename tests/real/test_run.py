@@ -1,6 +1,6 @@
 """A real model: its run, gradients, end after a kill and exports; its samples held to plain transformers.
 
-In the quick tests runs, gradients and exports are those of its first layers; in the slow ones of them all.
+In the quick tests runs, gradients and exports are of its first layers; in the slow ones of them all.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def version_1(run: etude.Run, base: Path, dtype: str) -> Policy:
 
 
 def likeness(found: Gradient, wanted: Gradient) -> tuple[float, float]:
-    """The cosine of two gradients, and the length of the first over that of the other."""
+    """The cosine of two gradients, and the length of the first over the other's."""
     one, other = (torch.cat([of[name].flatten().double() for name in wanted]) for of in (found, wanted))
     return float(one @ other / (one.norm() * other.norm())), float(one.norm() / other.norm())
 

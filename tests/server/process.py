@@ -100,7 +100,7 @@ class ServerProcess:
 
 
 def _measured() -> dict[str, str]:
-    """The environment for measuring the server's coverage, where that of the tests is measured."""
+    """The environment for measuring the server's coverage, where the tests' is."""
     if coverage.Coverage.current() is None:
         return {}
     data = str(_HERE.parents[1] / ".coverage")

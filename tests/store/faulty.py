@@ -10,7 +10,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 
 class Faulty(MemoryFileSystem):
-    """Keeps objects in memory, `faulty://…`; its faults are those of the whole class."""
+    """Keeps objects in memory, `faulty://…`; its faults are the whole class's."""
 
     protocol = "faulty"
     store: ClassVar[dict[str, Any]] = {}

@@ -399,7 +399,7 @@ PARTS = [
 
 
 def verdicts(part: Part) -> Iterator[tuple[str, Verdict]]:
-    """Of each field that the tables or an SDK have; those of an SDK alone are to be refused."""
+    """Of each field that the tables or an SDK have; an SDK's alone are to be refused."""
     named = {name: refused({"a": 1}) for kind in part.kinds for name in get_type_hints(kind)}
     assert set(part.fields) <= named.keys() | part.more
     for name, found in (named | part.fields).items():

@@ -146,7 +146,7 @@ class Grpo(Algorithm, name="grpo"):
         return [0.0 if flat else value / scale for value in centred]
 
     def advantages(self, group: Sequence[Sample]) -> list[list[float]]:
-        """Return one advantage per turn: the episode's, or with step rewards that of its turn.
+        """Return one advantage per turn: the episode's, or with step rewards the turn's.
 
         Each turn is then compared with the same turn of other episodes. An agent's branches are one course of
         turns, in the order of their calls.

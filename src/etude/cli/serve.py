@@ -43,7 +43,7 @@ def serve(**options: Any) -> None:
 
 
 def _signature() -> Signature:
-    """Return the command's options: those of the settings, and the name of the key's variable."""
+    """Return the command's options: the settings', and the name of the key's variable."""
     hints, found = get_type_hints(ServerSettings, include_extras=True), []
     for each in fields(ServerSettings):
         if each.name in ("log_level", "api_key"):

@@ -291,7 +291,7 @@ class Config(BaseModel, extra="forbid", frozen=True):
     def _complete_targets(self, problems: Problems) -> None:
         block, add = self.finetuning, problems.add
         if block.target_model is not None:
-            remedy = "the models to train are those of 'finetuning.targets'; remove this key"
+            remedy = "'finetuning.targets' names the models to train; remove this key"
             add(("finetuning", "target_model"), remedy)
         if "target_functions" not in block.model_fields_set:
             # The target's model already selects the calls, for any function.

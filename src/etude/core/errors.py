@@ -197,7 +197,7 @@ _LONGEST_SECRET = 10_000
 
 
 def first_error(error: BaseException) -> BaseException:
-    """Return the error itself, or the first one in an exception group, such as that of a TaskGroup."""
+    """Return the error itself, or the first one in an exception group, such as a TaskGroup's."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

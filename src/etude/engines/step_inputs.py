@@ -174,7 +174,7 @@ class Spans:
     slots: torch.Tensor
     """Slot of each row, [R]."""
     lengths: torch.Tensor
-    """Number of tokens of each row with those of this pass, [R]."""
+    """Number of tokens of each row, with this pass, [R]."""
     longest: int
     """Maximum number of a row's tokens in the pass."""
 

@@ -94,7 +94,7 @@ class SharedModelGroup:
     ) -> None:
         """Create the group. `jobs` is the model with its engine and adapter.
 
-        The agents' settings replace those of `jobs`. `protocol` is the protocol that they play, if any.
+        The agents' settings replace the ones in `jobs`. `protocol` is the protocol that they play, if any.
         Raises RequestError for agents of another group, not in the protocol, or with different settings.
         Raises CapabilityError for hyperparameters that the adapter does not support.
         """

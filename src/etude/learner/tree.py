@@ -110,7 +110,7 @@ class Queries:
     """
 
     def __init__(self, tree: TokenTree, places: Places, device: torch.device, most: int) -> None:
-        """`places` are those of the queries, in rising order. Masked blocks have up to `most`."""
+        """`places` are the queries', in rising order. Masked blocks have up to `most`."""
         self.places_Q = torch.from_numpy(places).to(device)
         self._cut = tree, places, most
 
@@ -131,7 +131,7 @@ class Queries:
 
     @cached_property
     def scores(self) -> tuple[int, int]:
-        """Total number of scores in the blocks of `own`, and in those of `back`."""
+        """Total number of scores in the blocks of `own`, and in `back`'s."""
         own, back = (sum(math.prod(block.shape) for block in part) for part in (self.own, self.back))
         return own, back
 

@@ -235,8 +235,8 @@ class Bookkeeper:
         if version is not None and any(past.differs(version) for past in self.history.recoveries):
             self._progress.message(
                 f"version {version.number} was made again, and is not to the bit what it was: a validation "
-                "of it, and episodes sampled from it that are journalled, are those of the weights that were "
-                "lost (`deterministic: true` makes them equal)",
+                "of it, and episodes sampled from it that are journalled, belong to the lost weights "
+                "(`deterministic: true` makes them equal)",
                 warning=True,
             )
         metrics = {

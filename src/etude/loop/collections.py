@@ -181,7 +181,7 @@ class Collections(Evaluation):
         if latest is not None and latest not in young:
             raise TrainingError(
                 f"no episode was sampled from version {now}, which the model is at: the data of epoch "
-                f"{epoch + 1} can only be those of version {latest} or older. Collect in every epoch: "
+                f"{epoch + 1} can only come from version {latest} or older. Collect in every epoch: "
                 "`await self.run_eval()` plays new episodes each time it is called"
             )
         sources = chain.from_iterable(map(_versions, chain.from_iterable(collection.groups)))

@@ -214,7 +214,7 @@ class Policy:
                 actual = digest(tensors)
             if actual != version.digest:
                 raise EngineError(
-                    f"the weights in {version.location} are not those of version {version.number}: "
+                    f"the weights in {version.location} are not version {version.number}'s: "
                     f"their digest is {actual}, expected {version.digest}"
                 )
             self.load_tensors(tensors)

@@ -1,4 +1,4 @@
-"""The trackers for MLflow, TensorBoard and Weights & Biases, and those of a user."""
+"""The trackers for MLflow, TensorBoard and Weights & Biases, and a user's own."""
 
 from __future__ import annotations
 

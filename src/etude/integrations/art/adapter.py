@@ -337,6 +337,6 @@ def _problem(job: ArtJob, step: int, progress: ArtProgress, error: ArtError | No
         return (
             f"the server went on to step {step} without training: it found nothing in the batch to train on "
             "(no group with differing rewards, sequences that are too long, or a server that takes choices "
-            "for plain messages, as that of ART 0.5.17 does)"
+            "for plain messages, as ART 0.5.17's does)"
         )
     return None

@@ -233,7 +233,7 @@ _STEP = TypeAdapter[int](Annotated[int, Field(strict=True, ge=0)])
 class _JsonClient:
     """A client of one address that answers with JSON. The status of every answer is checked.
 
-    Requests are retried like those of all clients. The training request is not, because a second one would
+    Requests are retried as in all clients. The training request is not, because a second one would
     train twice.
     """
 

@@ -278,7 +278,7 @@ _OURS = str(Path(__file__).parents[2])
 
 
 def episode_error(environment: str, task: str, played: Any, calls: Sequence[EtudeError]) -> EtudeError:
-    """Return the error that ends an episode: that of its first failed agent run, or of the environment.
+    """Return the error that ends an episode: its first failed agent run's, or the environment's.
 
     A failed call is its cause if the environment reports one. A call that failed and was repeated does not
     hide an error of the environment's own code. Failures of the environment's infrastructure are
