@@ -213,9 +213,9 @@ async def test_a_refusal_that_a_trainer_swallows_fails_the_run_all_the_same(run)
             return statuses
 
     use(run, "caching", Careless)
-    with pytest.raises(TrainingError, match="no episode was sampled from version 1"):
+    with pytest.raises(TrainingError, match=r"no episode .*version 1"):
         await run.start(num_epochs=3)
-    assert "no episode was sampled from version 1" in training_metrics(run)[1]["skipped"]
+    assert "version 1" in training_metrics(run)[1]["skipped"]
 
 
 async def test_an_epoch_that_submits_nothing_is_skipped_with_the_reason(run):
@@ -242,7 +242,7 @@ async def test_a_trainer_that_does_not_ask_after_its_job(run):
 
     use(run, "guide", Hasty)
     run.adapter.slow = {"run-epoch-1"}
-    with pytest.raises(TrainingError, match=r"returned while job run-epoch-1 is 'running'"):
+    with pytest.raises(TrainingError, match=r"job run-epoch-1 .*'running'"):
         await run.start()
     run.adapter.slow = set()
     await run.start()
@@ -285,20 +285,20 @@ async def test_validations_of_an_own_trainer_are_recorded_with_the_weights_that_
 
 async def test_a_mistyped_target_function_is_an_error(run):
     run.finetuning = run.finetuning.model_copy(update={"target_functions": ["<workflw>"]})
-    with pytest.raises(RequestError, match=r"Did you mean 'finetuning.target_functions: \[<workflow>\]'"):
+    with pytest.raises(RequestError, match=r"<workflw>.*'finetuning.target_functions: \[<workflow>\]'"):
         await run.start()
 
 
 async def test_a_target_function_that_does_not_call_the_model_is_said_after_an_epoch(run):
     run.examples = examples(50)
     run.finetuning = run.finetuning.model_copy(update={"target_functions": ["judge"]})
-    missed = r"none of the 200 episodes .* \(judge\); functions that called it: '<workflow>'. Name some"
+    missed = r"200 episodes .*\(judge\).* '<workflow>'"
     with pytest.raises(RequestError, match=missed):
         await run.start(num_epochs=3)
     # The other epochs are not played.
     assert len(run.engine.requests) == 4 * 50
     again = run.restarted()
-    with pytest.raises(RequestError, match="none of the 200 episodes"):
+    with pytest.raises(RequestError, match=missed):
         await again.start(num_epochs=3)
     assert again.engine.requests == []
 

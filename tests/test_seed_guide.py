@@ -138,7 +138,7 @@ async def test_an_epoch_without_data_is_an_error_that_says_what_a_trainer_does_t
     guide, server, monkeypatch
 ):
     monkeypatch.setattr(guide.MyTrajectoryBuilder, "parse", lambda self, item: [])
-    with pytest.raises(TrainingError, match=r"nothing was submitted: too little data.*etude\.Skipped"):
+    with pytest.raises(TrainingError, match=r"too little data.*etude\.Skipped"):
         await train(instant())
     assert server.jobs == {}
 
@@ -146,7 +146,7 @@ async def test_an_epoch_without_data_is_an_error_that_says_what_a_trainer_does_t
 async def test_an_unhealthy_training_server_is_refused_before_the_first_token(guide, server):
     server.healthy = False
     engine = instant()
-    with pytest.raises(TrainingError, match="'my_trainer_adapter' is not healthy"):
+    with pytest.raises(TrainingError, match=r"'my_trainer_adapter'.*healthy"):
         await train(engine)
     assert engine.requests == []
 

@@ -13,7 +13,7 @@ import yaml
 import etude
 from etude.config.load import parse_config
 from etude.core.episode import Example
-from etude.core.errors import ConfigError, RequestError, StoreError, TrainingError
+from etude.core.errors import RequestError, StoreError, TrainingError
 from etude.core.interfaces import innermost
 from etude.loop.trainer import EpochTrainerConfig
 from etude.runtime import open_runtime
@@ -48,10 +48,7 @@ async def test_the_runtime_has_examples_models_and_their_sampling(project):
         assert engine.closed
 
 
-@pytest.mark.parametrize(
-    ("status", "error"),
-    [(None, "returned no training job"), ("failed", "job job .* ended as 'failed': no luck")],
-)
+@pytest.mark.parametrize(("status", "error"), [(None, "no training job"), ("failed", "'failed': no luck")])
 async def test_a_trainer_that_returns_failures_fails(project, status, error):
     changes = {"trainers": {"mine": {"_type": "tests.guide_parts:careless", "status": status}}}
     with RunFolder.create(project, "run") as run, pytest.raises(TrainingError, match=error):
@@ -140,7 +137,7 @@ def test_functions_of_a_module_are_named_in_the_config_and_need_not_be_given_aga
     assert stored["workflow"]["function"] == "agent:play"
     assert etude.resume(run.name, epochs=2, progress=False).summary["epochs_trained"] == 2
     assert etude.resume(run, agent=agent.play, epochs=3, progress=False).summary["epochs_trained"] == 3
-    with pytest.raises(RequestError, match="agent: the run has another one in its config"):
+    with pytest.raises(RequestError, match=r"^agent: .* config"):
         etude.resume(run, agent=own_parts()[0], progress=False)
 
 
@@ -150,7 +147,7 @@ def test_a_whole_config_takes_the_place_of_the_parts(project):
     assert yaml.safe_load((run.folder / "config.yml").read_text())["finetuning"]["seed"] == 5
     assert etude.train(config(), epochs=1, progress=False).summary["epochs_trained"] == 1
     assert etude.train(parse_config(config()), progress=False).summary["epochs_trained"] == 2
-    with pytest.raises(RequestError, match="reward: a whole config has its own"):
+    with pytest.raises(RequestError, match=r"^reward: .*`overrides`"):
         etude.train("config.yml", reward=own_parts()[1])
     named = config(trainers={"loop": "epochs"})
     named["finetuning"]["trainer"] = "loop"
@@ -180,7 +177,7 @@ def _cyclic():
 @pytest.mark.parametrize(
     ("value", "error"),
     [
-        (10**5000, "4300 digits; write it as text"),
+        (10**5000, "4300 digits"),
         (json.loads("[" * 800 + "]" * 800), "nested too deep"),
         (json.loads("[" * 70 + "]" * 70), "nested deeper than 64 levels"),
         (_cyclic(), "contains itself"),
@@ -194,7 +191,7 @@ def test_an_example_that_json_cannot_hold_is_refused_before_anything_is_sampled(
         played.append(example.id)
 
     rows = [{"id": "a", "q": 1}, {"id": "b", "q": value}]
-    with pytest.raises(RequestError, match=f"example 'b' cannot be stored as JSON: .*{error}"):
+    with pytest.raises(RequestError, match=f"example 'b' .*JSON: .*{error}"):
         etude.evaluate(play, reward=own_parts()[1], **EVALUATED | {"examples": rows})
     assert not played
 
@@ -239,7 +236,7 @@ def test_rewards_and_tools_of_a_script_are_given_again(project, monkeypatch):
     again = etude.resume("two", reward=rewards, **given)
     assert again.summary["epochs_trained"] == 2
     assert [row["short"]["mean"] for row in again.metrics["evaluators"]] == [0.25, 0.25]
-    with pytest.raises(RequestError, match="the run has 2 evaluators, and 3 are given"):
+    with pytest.raises(RequestError, match=r"2 evaluators.* 3 "):
         etude.resume("two", reward=[*rewards, short], **given)
 
 
@@ -272,32 +269,32 @@ def test_examples_come_from_tables_and_iterables_and_make_their_own_ids(project,
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"name": Path("p")}, "name is a text, found PosixPath"),
-        ({"algorithm": 5}, "algorithm is a name, a config or a dict"),
-        ({"reward": Judge}, "is not an evaluator; use a function or an instance"),
-        ({"epochs": 1, "num_epochs": 2}, "'epochs' and 'num_epochs' are the same"),
-        ({"overrides": "a.b=1"}, "-o a: an override is written"),
-        ({"examples": 3}, "a list of dicts or Examples"),
-        ({"models": {"policy": "other"}}, "'model' and 'policy' of 'models' are the same setting"),
-        ({"dataset": "train.jsonl"}, "'dataset' and 'examples' are the same setting"),
-        ({"model": 3}, "a model is a name, a folder"),
-        ({"algorithm": "grop"}, "grop.*did you mean 'grpo'"),
-        ({"examples": []}, "an empty list or table"),
-        ({"reward": [lambda example, output: 1.0] * 2}, "two rewards have the same name"),
-        ({"trainer": EpochTrainerConfig(), "patience": 2}, "patience: the given EpochTrainerConfig has"),
-        ({"epochs": 0}, "^epochs: should be greater than or equal to 1, found 0"),
-        ({"targets": {"nobody": {}}}, "key 'targets.nobody.model' is missing: 'llms' has no model"),
-        ({"overrides": ["llms.policy.temperature=hot"]}, "^-o llms.policy.temperature: should be a valid"),
-        ({"reward": None}, "give reward=, a function of an example"),
-        ({"learning_rate": 1e-4}, "Options of backend, algorithm and model are given there: backend="),
-        ({"backend": {"_type": "local", "learning_rat": 1}}, "backend.learning_rat' is not.*'learning_rate'"),
+        ({"name": Path("p")}, "name .* found PosixPath"),
+        ({"algorithm": 5}, "algorithm .*`_type`, found 5"),
+        ({"reward": Judge}, "Judge.* etude.Evaluator"),
+        ({"epochs": 1, "num_epochs": 2}, "'epochs' and 'num_epochs'"),
+        ({"overrides": "a.b=1"}, "-o a: .*key.of.the.config=value"),
+        ({"examples": 3}, "examples .* Examples.* found 3"),
+        ({"models": {"policy": "other"}}, "'model' and 'policy' of 'models'"),
+        ({"dataset": "train.jsonl"}, "'dataset' and 'examples'"),
+        ({"model": 3}, "model .*`llms`, found 3"),
+        ({"algorithm": "grop"}, "grop.*'grpo'"),
+        ({"examples": []}, "examples .* empty"),
+        ({"reward": [lambda example, output: 1.0] * 2}, "two rewards .*reward={"),
+        ({"trainer": EpochTrainerConfig(), "patience": 2}, "patience: .*EpochTrainerConfig"),
+        ({"epochs": 0}, "^epochs: .* 1, found 0"),
+        ({"targets": {"nobody": {}}}, "'targets.nobody.model' .*'llms'"),
+        ({"overrides": ["llms.policy.temperature=hot"]}, "^-o llms.policy.temperature: .*number.*'hot'"),
+        ({"reward": None}, "give reward=, "),
+        ({"learning_rate": 1e-4}, "'learning_rate'.*backend={'_type': 'local'"),
+        ({"backend": {"_type": "local", "learning_rat": 1}}, "'backend.learning_rat'.*'learning_rate'"),
         ({"algorithm": {"_type": "grpo", "group": 10**11}}, r"algorithm\.group: .*1000, found 100000000000"),
-        ({"model": {"model": "tiny", "max_tokens": "few"}}, "^model.max_tokens: should be a valid integer"),
+        ({"model": {"model": "tiny", "max_tokens": "few"}}, "^model.max_tokens: .*integer.*'few'"),
     ],
 )
 def test_what_is_no_such_part_is_refused_before_there_is_a_folder(project, changes, error):
     play, correct = own_parts()
-    with pytest.raises((RequestError, ConfigError), match=error):
+    with pytest.raises(RequestError, match=error):
         etude.train(play, **{"reward": correct, **PARTS, **changes})
     assert not (project / "runs").exists()
 

@@ -73,10 +73,7 @@ def test_what_is_out_of_reach_ends_the_run_with_what_was_reached(tmp_path):
     settings = config(tmp_path)
     shorter = {"max_steps": 8, "until": UntilConfig(loss=0.01)}
     settings.finetuning.warm_up = settings.finetuning.warm_up.model_copy(update=shorter)
-    with (
-        new_run(settings, "run") as run,
-        pytest.raises(TrainingError, match=r"after 8 steps the loss is \d.*loss 0.01"),
-    ):
+    with new_run(settings, "run") as run, pytest.raises(TrainingError, match=r"8 steps .* \d.*loss 0\.01"):
         asyncio.run(train_in(settings, run))
 
 
@@ -137,15 +134,15 @@ async def test_going_on_without_it_never_trains_on_what_is_too_old(ahead):
         await ahead.start(num_epochs=3)
     again = ahead.restarted()
     again.finetuning = ahead.finetuning.model_copy(update={"collect_ahead": False})
-    with pytest.raises(TrainingError, match=r"epoch 2 were not sampled from version 1.*collect_ahead"):
+    with pytest.raises(TrainingError, match=r"epoch 2 .* version 1.*collect_ahead"):
         await again.start(num_epochs=3)
 
 
 @pytest.mark.parametrize(
     ("capabilities", "told"),
     [
-        (Capabilities(versions=True, samples_while_training=False), "may stop the engine while a job trains"),
-        (Capabilities(), "does not say which weights"),
+        (Capabilities(versions=True, samples_while_training=False), "engine .*'finetuning.collect_ahead'"),
+        (Capabilities(), "which weights.*'finetuning.collect_ahead'"),
     ],
 )
 async def test_a_backend_that_cannot_bound_the_age_is_refused(ahead, tmp_path, capabilities, told):

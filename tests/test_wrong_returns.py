@@ -93,8 +93,8 @@ async def test_of_a_part(run, base, name, value, returned):
 @pytest.mark.parametrize(
     ("trainer", "said"),
     [
-        ("epochs", r"Forgetful\.run_epoch returned None, and it submitted a job; return what `sub"),
-        ("guide", r"FakeAdapter was asked after job None, and a TrainingJobRef is expected"),
+        ("epochs", r"Forgetful\.run_epoch returned None, .*`submit`"),
+        ("guide", r"FakeAdapter .* job None, .*TrainingJobRef .*`run_epoch`"),
     ],
 )
 async def test_of_run_epoch_after_it_has_submitted_a_job(run, trainer, said):
@@ -123,7 +123,7 @@ async def test_of_a_run_whose_jobs_are_completed_and_that_goes_on_when_it_is_men
             return value
 
     run.make_trainer = lambda: Forgetful(guide.GuideTrainerConfig())
-    expected = r"returned None, and `list\[" if value is None else "returned no status, and 2 jobs were"
+    expected = r"returned None, and `list\[" if value is None else "returned no status, .* 2 jobs"
     with pytest.raises(WrongReturnError, match=rf"Forgetful\.run {expected}"):
         await run.start(num_epochs=2)
     again = run.restarted()
@@ -152,7 +152,7 @@ async def test_a_plain_def_is_as_good_as_an_async_one(run):
 )
 def test_an_async_def_of_what_nobody_waits_for_is_refused_where_it_stands(base, name):
     place = rf"test_wrong_returns\.py:\d+: Mine\.{name}"
-    with pytest.raises(RequestError, match=rf"{place} is `async def`, and .*\.{name} is not awaited"):
+    with pytest.raises(RequestError, match=rf"{place} .*`async def`.*\.{name} .*`def`"):
         returning(base, name, None)
 
 
@@ -163,7 +163,7 @@ async def test_what_a_factory_yields_is_a_part(monkeypatch, part, shown):
 
     registration = replace(registry.lookup("trainers", "epochs"), factory=factory)
     monkeypatch.setitem(registry._registrations, ("trainers", "epochs"), registration)
-    with pytest.raises(EtudeError, match=rf"test_wrong_returns.py:\d+: what builds .* yielded {shown}"):
+    with pytest.raises(EtudeError, match=rf"test_wrong_returns.py:\d+: .* yielded {shown}"):
         async with Builder(parse_config({"workflow": "tests.training:play"})) as builder:
             await builder.get_trainer("epochs")
 
@@ -174,7 +174,7 @@ def test_of_an_engine(tmp_path, monkeypatch, says, returned, is_plain):
     monkeypatch.chdir(tmp_path)
     engine = returning(ScriptedEngine, "complete", says)
     monkeypatch.setattr("tests.cli.parts.ScriptedEngine", plain(engine, "complete") if is_plain else engine)
-    said = rf"test_wrong_returns.py:\d+: Mine.complete returned {returned}.* `Completion` is expected"
+    said = rf"test_wrong_returns.py:\d+: Mine.complete returned {returned}.* `Completion`"
     with pytest.raises(EtudeError, match=said):
         model = "tests.cli.parts:scripted"
         etude.evaluate(play, reward=correct, examples=examples(2), model={"_type": model}, progress=False)

@@ -69,13 +69,13 @@ async def test_a_part_of_ones_own_trains_other_weights_and_has_its_metrics(proje
 
 
 def test_a_wrong_option_of_ones_own_algorithm_is_told_like_any_other(project):
-    with pytest.raises(ConfigError, match=r"builders.own.floor: should be less than or equal to 0, found 1"):
+    with pytest.raises(ConfigError, match=r"builders\.own\.floor: .* 0, found 1"):
         config("plain_gradient:PlainGradient", floor=1)
-    with pytest.raises(ConfigError, match=r"key 'trajectory_builders.own.flor' is not known.*floor"):
+    with pytest.raises(ConfigError, match=r"'trajectory_builders\.own\.flor'.*floor"):
         config("plain_gradient:PlainGradient", flor=-1)
-    with pytest.raises(ConfigError, match=r"there is no module 'max_rll'.*did you mean 'max_rl'"):
+    with pytest.raises(ConfigError, match=r"no module 'max_rll'.*'max_rl'"):
         config("max_rll:MaxRL")
-    with pytest.raises(ConfigError, match="is not registered as trajectory builder"):
+    with pytest.raises(ConfigError, match=r"'tests_local_agent:play'.*etude\.register_"):
         config("tests_local_agent:play")
 
 
@@ -111,7 +111,7 @@ async def test_a_server_that_has_no_such_loss_is_not_sent_another(project):
         await LmStandIn().adapter().submit(data)
     adapter = LmStandIn().adapter()
     adapter.algorithm = make_algorithm("plain_gradient:PlainGradient")
-    with pytest.raises(CapabilityError, match="has no such loss"):
+    with pytest.raises(CapabilityError, match=r"no such loss.*`etude serve --algorithms plain"):
         await adapter.initialize(FinetuneConfig())
     for known in (etude.Malt(), etude.ExpertIteration(), make_algorithm("max_rl:MaxRL")):
         adapter.algorithm = known.objective()
@@ -145,15 +145,13 @@ def test_a_server_trains_with_the_algorithms_that_it_was_started_with(project, m
         assert (hinge["loss"], sigmoid["loss"]) == (pytest.approx(1.0), pytest.approx(math.log(2)))
         with pytest.raises(BadRequestError, match="floor"):
             create(client, groups, own[1], floor=1.0)
-        with pytest.raises(BadRequestError, match="there is no algorithm 'bare:Bare' here"):
+        with pytest.raises(BadRequestError, match=r"algorithm 'bare:Bare'.*--algorithms module:Name"):
             create(client, groups, "bare:Bare")
 
 
 async def test_an_algorithm_without_a_loss_is_refused_before_anything_is_sampled(project):
-    (project / "bare.py").write_text(
-        "import etude\n\n\nclass Bare(etude.Algorithm):\n    '''Has no loss.'''\n"
-    )
-    with pytest.raises(RequestError, match="bare:Bare has no loss: override `loss`"):
+    (project / "bare.py").write_text("import etude\n\n\nclass Bare(etude.Algorithm):\n    pass\n")
+    with pytest.raises(RequestError, match=r"bare:Bare .*`loss`"):
         await trained(project, "bare", "bare:Bare")
     with RunFolder.open(project / "runs" / "bare") as run:
         assert not list(run.journal.scan("train/"))

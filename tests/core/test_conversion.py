@@ -66,13 +66,10 @@ def test_what_is_imitated_needs_no_logprobs():
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (
-            EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="", logprobs=[-1.0]),
-            "episode e has no token ids.*return_token_ids",
-        ),
-        (item([1], [2, 3], [-1.0]), "episode e has 1 logprobs for 2 sampled tokens"),
-        (item([1], [2, 3], ()), "episode e has 0 logprobs for 2 sampled tokens"),
-        (item([1], [2, 3], advantages=(0.5,)), "episode e has 1 advantages for 2 sampled tokens"),
+        (EpisodeItem(role=EpisodeItemRole.ASSISTANT, content="", logprobs=[-1.0]), "e .*return_token_ids"),
+        (item([1], [2, 3], [-1.0]), "episode e .* 1 logprobs .* 2 "),
+        (item([1], [2, 3], ()), "episode e .* 0 logprobs .* 2 "),
+        (item([1], [2, 3], advantages=(0.5,)), "episode e .* 1 advantages .* 2 "),
     ],
 )
 def test_an_episode_without_its_tokens_is_named(bad, message):
@@ -81,7 +78,7 @@ def test_an_episode_without_its_tokens_is_named(bad, message):
 
 
 def test_shaped_rewards_of_another_number_are_named():
-    with pytest.raises(TrainingError, match="episode e has 2 shaped rewards for 1 sampled messages"):
+    with pytest.raises(TrainingError, match=r"episode e .* 2 shaped rewards .* 1 "):
         to_sample(trajectory(1.0, item([1], [2]), shaped=[1.0, 2.0], episode="e"))
 
 
@@ -137,7 +134,7 @@ def test_a_preference_without_logprobs_cannot_have_the_sampler_for_reference():
 def test_other_data_than_preferences_is_refused():
     with pytest.raises(TrainingError, match="DPO trains on preferences"):
         make_pairs(item([1], [2]))
-    with pytest.raises(TrainingError, match="trains on episodes, and found a preference"):
+    with pytest.raises(TrainingError, match=r"episodes, .*preference"):
         to_sample(trajectory(1.0, preference()))
     uneven = preference(prompt_ids=(1,), chosen_ids=(2, 3), rejected_ids=(4,), chosen_mask=(True,))
     with pytest.raises(TrainingError, match="another length"):
@@ -250,9 +247,9 @@ def test_a_line_tells_its_method(row: dict, method: str) -> None:
 @pytest.mark.parametrize(
     ("method", "row", "told"),
     [
-        ("supervised", {"messages": [ASKED]}, "no message of the role assistant to learn"),
+        ("supervised", {"messages": [ASKED]}, "role assistant to learn"),
         ("supervised", {"messages": [ASKED, SAID], "typo": 1}, "typo"),
-        ("supervised", {"messages": [ASKED | {"weight": 1}, SAID]}, "only messages of the role assistant"),
+        ("supervised", {"messages": [ASKED | {"weight": 1}, SAID]}, "only .*role assistant"),
         ("supervised", {"messages": [{"role": "assistant"}]}, "needs a content"),
         ("supervised", {"messages": [{"role": "tool", "content": "4"}, SAID]}, "tool_call_id"),
         ("dpo", {"input": {"messages": [ASKED]}, "preferred_output": [SAID]}, "non_preferred_output"),

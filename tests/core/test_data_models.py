@@ -62,7 +62,7 @@ def test_fields_may_be_assigned_and_are_checked_and_others_are_errors(
 
 def test_an_assignment_that_breaks_a_rule_of_the_whole_leaves_the_value_as_it_was() -> None:
     item = EpisodeItem(**USER)
-    with pytest.raises(ValidationError, match="logprobs must be provided for assistant role"):
+    with pytest.raises(ValidationError, match=r"logprobs .*assistant role"):
         item.role = EpisodeItemRole.ASSISTANT
     assert item == EpisodeItem(**USER)
     item.logprobs = [-0.5]
@@ -87,16 +87,16 @@ def test_other_names_are_their_text_and_what_names_nothing_is_refused() -> None:
     name = uuid.uuid4()
     assert Example(name).id == EvalOutputItem(id=name).id == str(name)  # type: ignore[arg-type]
     for nothing in (None, True, [], {}):
-        with pytest.raises(ValueError, match="an id is text or a whole number"):
+        with pytest.raises(ValueError, match=r"id is .*whole number"):
             Example(nothing)  # type: ignore[arg-type]
-        with pytest.raises(ValidationError, match="an id is text or a whole number"):
+        with pytest.raises(ValidationError, match=r"id is .*whole number"):
             EvalOutputItem(id=nothing)
 
 
 def test_rewards_are_numbers_of_any_kind_and_never_text() -> None:
     made = Trajectory(episode=[], reward=numpy.float32(0.5), shaped_rewards=[numpy.bool_(True)])
     assert (made.reward, type(made.reward), made.shaped_rewards) == (0.5, float, [1.0])
-    with pytest.raises(ValidationError, match="a number is expected, found a str"):
+    with pytest.raises(ValidationError, match=r"number .*found a str"):
         Trajectory(episode=[], reward="0.5")
 
 

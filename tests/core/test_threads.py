@@ -47,7 +47,7 @@ def fail() -> None:
 @pytest.mark.parametrize(
     ("deed", "kind", "words"),
     [
-        (leave, RuntimeError, "the function raised SystemExit: 3"),
+        (leave, RuntimeError, "SystemExit: 3"),
         (stop_iteration, RuntimeError, "StopIteration"),
         (cancel, asyncio.CancelledError, None),
         (fail, ValueError, "as told"),

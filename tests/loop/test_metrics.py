@@ -70,11 +70,11 @@ def test_validation_excludes_what_has_no_score_and_counts_it():
     ("metrics", "reason"),
     [
         ({"left_out": {"flat": 3}}, "3 × flat"),
-        ({"untargeted": 2}, "2 × episode without a call to the target functions and model"),
-        ({"unscored": 1}, "1 × episode without a reward"),
-        ({"num_groups": 4, "curriculum_flat_groups": 4}, "4 × group whose rewards differ by less"),
+        ({"untargeted": 2}, "2 × episode without a call"),
+        ({"unscored": 1}, "1 × episode without"),
+        ({"num_groups": 4, "curriculum_flat_groups": 4}, "4 × group whose rewards differ"),
         ({"left_out": {"flat": 3}, **reward_metrics([0.0] * 6)}, "3 × flat; every reward is 0"),
-        (reward_metrics([1.0] * 6), "every reward is 1, the highest there is"),
+        (reward_metrics([1.0] * 6), "every reward is 1, the highest"),
         ({}, "no trajectories were built"),
     ],
 )

@@ -139,7 +139,7 @@ def test_what_only_this_program_has_cannot_be_sent():
 
     parts = dict.fromkeys(("model", "reward", "models", "examples", "scenario"))
     config = build_config(own, {**parts, "model": "some-model"}, [], {}, enabled=False)
-    with pytest.raises(RequestError, match="the workflow 'own' is an object of this program"):
+    with pytest.raises(RequestError, match=r"workflow 'own' .*object"):
         config_to_json(config)
 
 
@@ -154,7 +154,7 @@ def test_a_training_whose_examples_only_this_program_has_can_be_sent():
 def test_an_example_is_sent_exactly_or_refused_by_its_id(value: Any):
     example = Example("a", {"value": value})
     assert repr(Example(**example_to_json(example))) == repr(example)  # NaN is not equal to itself.
-    with pytest.raises(RequestError, match="example 'b' holds a value that JSON lacks"):
+    with pytest.raises(RequestError, match=r"example 'b' .*JSON"):
         example_to_json(Example("b", {"value": (value,)}))
 
 

@@ -70,7 +70,7 @@ async def test_a_process_that_dies_takes_only_its_own_episode_with_it(
     assert failure is not None
     assert (failure.kind, failure.origin) == ("died", "agent")
     log = tmp_path / "run" / "runners" / "1.log"
-    assert failure.reason == f"the process that played it ended with exit code 3; its log: {log}"
+    assert "exit code 3" in failure.reason and failure.reason.endswith(f" {log}")
     assert [len(record.calls) for record in records] == [2, 2, 2]
     assert len(sampled(tmp_path / "sampled")) == len(set(sampled(tmp_path / "sampled"))) == 6
     assert [item.is_scored for item in output.evaluator_items("length")] == [True, False, True]
@@ -197,6 +197,6 @@ async def test_it_is_not_started_for_ever(tmp_path: Path, monkeypatch: pytest.Mo
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + each * len(started))
     monkeypatch.setattr(pool, "time", clock)
     config = config_with(isolation="process", runners=1)
-    with pytest.raises(EtudeError, match="runner 1 cannot be started: was lost with its machine"):
+    with pytest.raises(EtudeError, match=r"runner 1 .*: was lost"):
         await evaluate(tmp_path / "run", config, EchoEngine(), examples(""))
     assert started == [1] * 4

@@ -137,14 +137,14 @@ def test_without_a_number_of_rounds_the_last_is_the_verifiers(
 @pytest.mark.parametrize(
     ("make", "parameters", "message"),
     [
-        (nip, {"max_message_rounds": 8}, "8, the verifier must decide in the last round.*use 9"),
+        (nip, {"max_message_rounds": 8}, "max_message_rounds.* 8, .*use 9"),
         (debate, {"max_message_rounds": 9, "sequential": True}, "use 10"),
         (nip, {"max_message_rounds": 5, "min_message_rounds": 6}, "between 1 and 5, found 6"),
-        (nip, {"shard_reward": True}, "no parameter 'shard_reward'; did you mean 'shared_reward'"),
-        (nip, {"prover_reward": float("nan")}, "prover_reward: Input should be a finite number"),
-        (nip, {"force_guess": "y"}, "force_guess: Input should be 'accept', 'reject' or 'truth', found 'y'"),
-        (adp, {"verifier_decision_spectrum": "likert_5"}, "did you mean 'likert_scale_5'"),
-        (debate, {"randomize_prover_stance": True}, "debate has no parameter 'randomize_prover_stance'"),
+        (nip, {"shard_reward": True}, "'shard_reward'.*'shared_reward'"),
+        (nip, {"prover_reward": float("nan")}, "prover_reward: .*finite"),
+        (nip, {"force_guess": "y"}, "force_guess: .*'accept', 'reject' or 'truth', found 'y'"),
+        (adp, {"verifier_decision_spectrum": "likert_5"}, "'likert_5'.*'likert_scale_5'"),
+        (debate, {"randomize_prover_stance": True}, "debate .*parameter 'randomize_prover_stance'"),
     ],
 )
 def test_parameters_that_make_no_sense_are_refused(make: Any, parameters: dict, message: str) -> None:
@@ -261,7 +261,7 @@ async def test_a_play_without_a_verdict_is_paid_by_what_was_said(journal: Journa
 async def test_a_play_that_earns_more_than_its_bounds_fails_and_says_so(journal: Journal) -> None:
     protocol = one_speaker(lambda outcome: {"ann": float(len(outcome.log[-1].messages["hall"]))})
     record = await play_record(protocol, scripted(ann=["seven"]), journal)
-    assert "'ann' earned 5 in this play, outside its bounds 0 to 1" in record.failure.reason
+    assert "'ann' earned 5 " in record.failure.reason and "bounds 0 to 1" in record.failure.reason
 
 
 @pytest.mark.parametrize("earned", [{"ann": float("nan")}, {"ann": "much"}, {"eve": 1.0}, None, 3])

@@ -106,9 +106,9 @@ async def test_play_needs_no_run() -> None:
     engines = {"prover": scripted(prover=["because"]), "verifier": scripted(verifier=["Decision: accept"])}
     tree = await play(adp(), Labelled(), engines, example(1))
     assert tree.value(None, "verifier") == 1.0
-    with pytest.raises(RequestError, match=r"the agent 'prover' of .* has no engine"):
+    with pytest.raises(RequestError, match=r"'prover' .*no engine"):
         await play(adp(), Labelled(), {"verifier": engines["verifier"]}, example(1))
-    with pytest.raises(EpisodeError, match=r"play on example 'e' failed: .*truth"):
+    with pytest.raises(EpisodeError, match=r"'e' failed: .*truth"):
         await play(adp(), Labelled(), engines, example(None))
 
 
@@ -133,7 +133,7 @@ async def test_malformed_answers_are_asked_for_again_and_then_count(journal: Jou
         (0, "an empty answer"),
         (1, "an empty answer"),
     ]
-    assert verifier.call == 4 and "'maybe' is none of: reject | accept" in verifier.rejected[0].reason
+    assert verifier.call == 4 and "'maybe'" in verifier.rejected[0].reason
     assert [record.calls[node.call].completion.message["content"] for node in tree.nodes] == [
         "because",
         "Decision: accept",

@@ -100,14 +100,14 @@ async def test_a_config_plays_and_scores(journal: Journal) -> None:
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"protocol": "debat"}, "no protocol 'debat'; did you mean 'debate'"),
+        ({"protocol": "debat"}, "no protocol 'debat'.*'debate'"),
         ({"protocol": "wordgame:Words"}, "expected an etude.protocols.Protocol"),
-        ({"protocol": "wordgame:coin", "arguments": {"prize": 1}}, "cannot be made with.*unexpected keyword"),
-        ({"arguments": {"verifier_frst": True}}, "cannot be made with|no parameter 'verifier_frst'"),
-        ({"scenario": "code"}, "there is no scenario 'code'"),
-        ({"scenario": "wordgame:Half"}, "has no method 'parse'; it needs render, parse, truth, stance"),
+        ({"protocol": "wordgame:coin", "arguments": {"prize": 1}}, "coin' .*'prize'"),
+        ({"arguments": {"verifier_frst": True}}, "no parameter 'verifier_frst'"),
+        ({"scenario": "code"}, "no scenario 'code'"),
+        ({"scenario": "wordgame:Half"}, "Half.* 'parse'; .* render, parse, truth, stance"),
         ({"policies": {"prover": "weak"}}, "the agent 'verifier' has no model"),
-        ({"widths": 10}, "can take 110 calls, and eval.general.max_calls is 60"),
+        ({"widths": 10}, " 110 calls, .*eval.general.max_calls is 60"),
     ],
 )
 async def test_what_does_not_fit_is_told_when_it_is_built(keys: dict[str, Any], message: str) -> None:

@@ -122,6 +122,6 @@ def test_a_server_of_wandb_that_is_away_is_named(project, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     wandb.teardown()  # It reads these once.
-    with pytest.raises(EtudeError, match=r"no server answers at http://127\.0\.0\.1:9"):
+    with pytest.raises(EtudeError, match=r"no server .*http://127\.0\.0\.1:9"):
         WandbTracker(WandbConfig()).open(TrackedRun("one", project, "token", {}, {}))
     wandb.teardown()

@@ -61,7 +61,7 @@ def test_a_tracker_that_is_away_ends_no_run_and_gets_all_of_it_later(project, mo
     Path("shown.away").unlink()
     monkeypatch.setattr(tracker, "PATIENCE", 30.0)
     for _ in range(2):
-        assert "records of the run" not in succeed("resume", "one").stdout
+        assert "of 5 records" not in succeed("resume", "one").stdout
     assert [line["key"] for line in records()] == KEYS
 
 
@@ -97,7 +97,7 @@ def test_functions_of_a_program_and_of_a_config_are_called_with_each_record(proj
     assert [record.kind for record in given] == ["epoch", "validation", "finished"]
     # It goes on without the function of its program too, and says what is missing.
     resumed = succeed("resume", "one", "-o", "finetuning.num_epochs=4")
-    assert "pass it again in Python" in resumed.stdout
+    assert "etude.resume(" in resumed.stdout and "report=…)" in resumed.stdout
 
 
 def test_an_evaluation_is_shown_too(project):

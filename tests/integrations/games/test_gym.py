@@ -45,10 +45,8 @@ async def test_an_answer_that_is_no_action_is_told_and_counted(journal):
     (record,) = await played(counting(max_turns=3), journal, ["1 or 2", "yes", "7"])
     assert scores(record) == {"turns": 3, "invalid": 3, "reward": 0.0}
     told = [call.request.messages[-1]["content"] for call in record.calls[1:]]
-    assert told == [
-        "That is not an action: several of the actions are in it. Answer with one of: 0, 1, 2",
-        "That is not an action: it is none of the actions. Answer with one of: 0, 1, 2",
-    ]
+    assert "several of" in told[0] and "none of" in told[1]
+    assert all(text.endswith(" one of: 0, 1, 2") for text in told)
 
 
 async def test_without_its_history_a_player_sees_the_observation_again(journal):
@@ -59,7 +57,7 @@ async def test_without_its_history_a_player_sees_the_observation_again(journal):
         lambda request: "no" if len(request.messages[0]["content"]) < 20 else right(request),
     )
     first, again = (call.request.messages[-1]["content"] for call in record.calls[:2])
-    assert again.startswith("Play.\n\nThat is not an action") and again.endswith(first.removeprefix("Play."))
+    assert again.startswith("Play.\n\nThat is not") and again.endswith(first.removeprefix("Play."))
 
 
 async def test_functions_of_ones_own_make_actions_and_observations(journal):
@@ -72,7 +70,7 @@ async def test_functions_of_ones_own_make_actions_and_observations(journal):
 
 @pytest.mark.parametrize("text", ["-1", "1.5", "I move -1"])
 def test_a_number_within_another_is_no_action(text):
-    with pytest.raises(ValueError, match="none of the actions"):
+    with pytest.raises(ValueError, match="none of"):
         chosen_action(text, {"0": 0, "1": 1, "2": 2})
 
 
@@ -80,7 +78,7 @@ def test_a_longer_action_is_not_the_shorter_ones_in_it():
     moves = {"up": 0, "left": 1, "up left": 2}
     assert [chosen_action(text, moves) for text in ("I go Up Left.", "up", "go left!")] == [2, 0, 1]
     for text in ("up or up left", "up, left", "upleft"):
-        with pytest.raises(ValueError, match="of the actions"):
+        with pytest.raises(ValueError, match=r"several of|none of"):
             chosen_action(text, moves)
 
 
@@ -88,10 +86,10 @@ def test_a_longer_action_is_not_the_shorter_ones_in_it():
     ("fault", "reason"),
     [
         ("raises", r"step\(\) failed: .*careless.py:\d+: KeyError: 'no such square'"),
-        ("nan", r"the reward nan is not a finite number"),
-        ("four", r"step\(\) failed: .*not enough values to unpack"),
-        ("reset", r"reset\(\) failed: .*too many values to unpack"),
-        ("picture", r"an observation is an array of 12288 numbers, shape \(64, 64, 3\)"),
+        ("nan", r".*reward nan .*finite"),
+        ("four", r"step\(\) failed: .*not enough values"),
+        ("reset", r"reset\(\) failed: .*too many values"),
+        ("picture", r".*observation .* 12288 numbers, shape \(64, 64, 3\)"),
     ],
 )
 async def test_what_a_careless_environment_does_is_named_and_it_is_closed(journal, fault, reason):
@@ -103,9 +101,9 @@ async def test_what_a_careless_environment_does_is_named_and_it_is_closed(journa
 
 
 async def test_what_there_is_not_is_refused_before_anything_is_played(journal):
-    with pytest.raises(RequestError, match=r"no environment of Gymnasium's 'FrozenLak-v1'; did you mean 'Fr"):
+    with pytest.raises(RequestError, match=r"Gymnasium's 'FrozenLak-v1'.*'FrozenLake"):
         await played(LAKE | {"id": "FrozenLak-v1"}, journal, ["up"])
-    with pytest.raises(ConfigError, match="did you mean 'max_turns'"):
+    with pytest.raises(ConfigError, match=r"'workflow.max_turn'.*'max_turns'"):
         await played(LAKE | {"max_turn": 3}, journal, ["up"])
     (record,) = await played({"_type": "gym", "id": f"{HERE}:Pictures"}, journal, ["up"])
-    assert "nothing says how an answer becomes an action of Box" in record.failure.reason
+    assert "an action of Box" in record.failure.reason

@@ -47,11 +47,11 @@ def test_examples_are_stable_and_no_question_is_in_both_splits():
 
 
 def test_what_a_task_does_not_have_is_said():
-    with pytest.raises(DatasetError, match=r"has \d+ different questions for validation, and 50 are asked"):
+    with pytest.raises(DatasetError, match=r" \d+ different questions .*validation, .* 50 "):
         examples(config={"max_value": 6}, size=50, split="validation")
-    with pytest.raises(RequestError, match=r"no task of reasoning-gym's 'gdc'; did you mean 'gcd'"):
+    with pytest.raises(RequestError, match=r"reasoning-gym's 'gdc'.*'gcd'"):
         make_dataset("gdc", {}, 0)
-    with pytest.raises(RequestError, match=r"does not take \{'max': 3\}"):
+    with pytest.raises(RequestError, match=r"'gcd' .*\{'max': 3\}"):
         make_dataset("gcd", {"max": 3}, 0)
 
 
@@ -73,11 +73,11 @@ def test_the_examples_that_a_program_names_are_the_ones_that_are_measured(workfl
 @pytest.mark.parametrize(
     ("workflow", "row", "reason"),
     [
-        (GYM, {"question": "q"}, "'mine' cannot start a game: .*Counting needs a whole number as 'seed'"),
-        (GYM, {"seed": "soon"}, r"needs a whole number as 'seed', and found a str"),
-        (REASONING, {"question": "q", "entry": "{}"}, "the task 'gcd' of reasoning-gym.*'seed', and it"),
-        (REASONING, {"seed": 1}, r"needs a whole number as 'index'"),
-        (REASONING, {"seed": 1, "index": 0, "question": "q"}, r"has another 'question' than the task 'gcd'"),
+        (GYM, {"question": "q"}, "'mine' .*Counting .*'seed'"),
+        (GYM, {"seed": "soon"}, r"'seed', .*found a str"),
+        (REASONING, {"question": "q", "entry": "{}"}, "'gcd' of reasoning-gym.*'seed'"),
+        (REASONING, {"seed": 1}, r"'gcd'.* whole number as 'index'"),
+        (REASONING, {"seed": 1, "index": 0, "question": "q"}, r"another 'question' .*'gcd'"),
     ],
 )
 async def test_a_row_that_an_environment_cannot_play_is_named_before_a_token_is_sampled(

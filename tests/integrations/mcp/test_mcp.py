@@ -99,7 +99,7 @@ async def test_a_server_that_dies_fails_its_episode_and_the_next_has_a_new_one(j
         records = await collect(workflow, journal, tools=tools, work=jobs(2), limits=limits)
     dead, alive = records
     assert dead.failure is not None and (dead.failure.kind, dead.failure.origin) == ("tool_failed", "tool")
-    assert "died while it had to call 'die'" in dead.failure.reason
+    assert "call 'die'" in dead.failure.reason
     assert "a meteor struck" in dead.failure.reason
     assert [event.tool.outcome for event in dead.events if event.tool is not None] == ["failed"]
     assert alive.output == "fine"
@@ -131,10 +131,10 @@ async def test_a_resumed_episode_has_its_results_and_its_own_server_is_where_it_
     ("fault", "reason"),
     [
         ("dies at once", "no license key"),
-        ("hangs at once", "did not start and list its tools within 1 s"),
-        ("hangs", "tool 'odd' of 'server' gave no answer within 0.5 s; raise tools.server.call_timeout"),
+        ("hangs at once", "tools within 1 s"),
+        ("hangs", "within 0.5 s; raise tools.server.call_timeout"),
         ("no schema", "cannot be used: ValidationError"),
-        ("answers with an error", "answered 'odd' with the error -32603: out of coffee"),
+        ("answers with an error", "'odd' with the error -32603: out of coffee"),
         ("answers nonsense", "gave 'odd' no valid answer: ValidationError"),
     ],
 )
@@ -215,8 +215,8 @@ async def test_servers_end_with_the_run_though_an_episode_was_stopped(
 @pytest.mark.parametrize(
     ("keys", "problem"),
     [
-        ({}, "give either a 'command' to start, or the 'url' of a server"),
-        ({"command": "python", "url": "http://localhost"}, "give either a 'command'"),
+        ({}, "either a 'command' .*'url'"),
+        ({"command": "python", "url": "http://localhost"}, "either a 'command'"),
         ({"url": "http://localhost", "args": ["x"]}, "go with a 'command'"),
         ({"command": "python", "headers": {"a": "b"}}, "go with a 'url'"),
     ],

@@ -97,7 +97,7 @@ def _wait_for_calls(project, process):
         ({"workflow": {"_type": "test_failing"}}, "the agent is out of order"),
         ({"workflow": {"_type": "test_foreign", "llm": "sorter"}}, "Wrapper: `llama_index`"),
         ({"finetuning__reward_function": {"name": "in_pace"}}, "did you mean 'in_place'"),
-        ({"finetuning__target_model": "sorted"}, "there is no model 'sorted'"),
+        ({"finetuning__target_model": "sorted"}, "no model 'sorted'"),
     ],
 )
 def test_what_cannot_train_fails_and_says_why(project, changes, told):

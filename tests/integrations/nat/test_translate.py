@@ -169,7 +169,7 @@ async def test_without_the_toolkit_its_workflow_says_what_to_install():
 
 
 def test_a_run_of_nat_finetune_is_gone_on_with_by_its_command():
-    with pytest.raises(RequestError, match="`nat finetune`; run that command again"):
+    with pytest.raises(RequestError, match="`nat finetune`"):
         NatWorkflowConfig().toolkit_config()
 
 
@@ -237,7 +237,7 @@ async def test_a_thread_may_wait_for_its_answer(tmp_path):
 
 
 async def test_the_trained_model_is_for_episodes_alone():
-    with pytest.raises(APIStatusError, match="a separate entry of `llms`"):
+    with pytest.raises(APIStatusError, match=r"separate entry .*`llms`"):
         await asking().chat.completions.create(**question("how good was it?"))
-    with pytest.raises(APIStatusError, match="outside of an episode"):
+    with pytest.raises(APIStatusError, match=r"outside .*episode"):
         blocking().chat.completions.create(**question("how good was it?"))

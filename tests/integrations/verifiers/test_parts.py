@@ -48,7 +48,7 @@ def test_several_runs_give_their_mean_and_agents_without_rewards_take_no_part():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_reward_that_is_no_number_is_an_error_and_not_zero(value: float):
-    with pytest.raises(EpisodeError, match=r"'right' of 'agent' is (nan|inf); a reward or a metric"):
+    with pytest.raises(EpisodeError, match=r"'right' of 'agent' is (nan|inf);"):
         find_scores([ran("agent", {"right": (value, 1.0)})])
 
 
@@ -68,7 +68,7 @@ def test_infrastructure_is_nobodys_failure_and_a_models_error_the_models():
     assert call.__cause__ is cause and "no memory" in str(call)
     found = failure_of_episode(call)
     assert (found.kind, found.origin) == ("call_failed", "model")
-    assert "does not say why" in str(episode_error("my_env", "t", played(), []))
+    assert "not say why" in str(episode_error("my_env", "t", played(), []))
     raised = played("solver", type="TaskError", message="@reward good: ZeroDivisionError: no luck")
     own = episode_error("my_env", "t", raised, [cause])
     assert own.__cause__ is None and "no luck" in str(own)
@@ -147,5 +147,5 @@ def test_an_example_is_the_task_of_its_id_unless_it_says_something_else():
     assert all(tasks.find(example) is own for example in same)
     assert tasks.find(Example("0", {"question": "another"}, "b")).data == Data(question="another", answer="b")
     assert tasks.find(Example("0", {"question": "q"}, "b")).data == Data(question="q", answer="b")
-    with pytest.raises(DatasetError, match="'1' is not a task of taskset 'mine', and its columns make none"):
+    with pytest.raises(DatasetError, match=r"'1' .*taskset 'mine', .*columns"):
         tasks.find(Example("1", {"question": 5}))

@@ -124,7 +124,7 @@ async def test_roles_sample_from_their_own_models_and_have_their_own_rewards(tmp
 
 FAILING = {
     "reward": ("agent", "ZeroDivisionError: no luck"),
-    "nan": ("agent", "'good' of 'agent' is nan; a reward or a metric"),
+    "nan": ("agent", "'good' of 'agent' is nan;"),
     "sandbox": ("environment", "the box is gone"),
 }
 
@@ -153,7 +153,7 @@ async def test_splits_share_no_task_and_are_the_same_every_time(tmp_path: Path):
         train = player.tasks.examples("train", None, 3)
         held_out = player.tasks.examples("validation", None, 3)
         again = player.tasks.examples("train", None, 3)
-        with pytest.raises(DatasetError, match="8 tasks, of which 8 are to be held out"):
+        with pytest.raises(DatasetError, match=r"8 tasks, .*8 .*held out"):
             player.tasks.examples("train", None, 8)
     assert len(train) == 5 and len(held_out) == 3 and train == again
     assert not {each.id for each in train} & {each.id for each in held_out}
@@ -172,7 +172,7 @@ async def test_a_limit_of_turns_ends_the_run_and_it_is_scored(tmp_path: Path):
 @pytest.mark.parametrize(
     ("block", "problem"),
     [
-        ("no_such_env", "no_such_env.*not found.*Install its package, or put `no_such_env.py` beside"),
+        ("no_such_env", "no_such_env.*not found.*`no_such_env.py`"),
         ({"taskset": {"id": "sums_env"}, "agent": {"turns": 1}}, "agent.*turns"),
         ({"agent": {}}, "name its tasks"),
     ],
