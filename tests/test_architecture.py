@@ -60,7 +60,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 54_658,
     "modules": 250,
-    "lines of tests": 44_438,
+    "lines of tests": 44_437,
     "benchmark files": 12,
     "config keys": 306,
 }
@@ -281,7 +281,7 @@ def test_docstrings_say_the_thing_itself():
 
 def test_tests_match_the_facts_of_an_error_and_not_its_sentence():
     """No `match` has more than three words of prose in a row, so that the English can be mended."""
-    fact = re.compile(r"`[^`]*`|(?<!\w)'[^']*'(?!\w)|-+\w+|\w+(\\?[-./=@:]+\w+)+|\\.")
+    fact = re.compile(r"`[^`]*`|(?<!\w)'[^']*'(?!\w)|[-/]+\w+|\w+(\\?[-./=@:]+\w+)+|\\.")
     check(
         f"{path.relative_to(ROOT)}:{each.value.lineno}: {prose[0]}"
         for path in (ROOT / "tests").rglob("*.py")
@@ -293,8 +293,7 @@ def test_tests_match_the_facts_of_an_error_and_not_its_sentence():
     )
 
 
-SENTENCES = {"backends", "config", "cli", "groups", "preflight", "store", "rollout", "models", "engines"}
-SENTENCES |= {"server", "wire", "learner", "test_trainer.py"}
+SENTENCES = {"engines", "learner", "server", "wire"}
 """Folders of tests whose matches are not mended yet."""
 
 

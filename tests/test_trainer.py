@@ -64,7 +64,7 @@ async def test_a_failed_job_ends_the_run_and_a_resumed_run_submits_it_as_another
 async def test_a_stuck_job_is_an_error_and_is_cancelled(run):
     run.settings = {"job_timeout": 0.05}
     run.adapter.behave = lambda found: asyncio.sleep(60)
-    with pytest.raises(TrainingError, match=r"not done after 0.05 s and was cancelled.*job_timeout"):
+    with pytest.raises(TrainingError, match=r" 0\.05 s .*cancelled.*job_timeout"):
         await run.start()
     assert run.adapter.cancelled == ["run-epoch-1"]
 

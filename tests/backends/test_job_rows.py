@@ -79,7 +79,7 @@ def test_where_the_template_writes_earlier_answers_differently_each_answer_is_a_
 
 
 def test_an_answer_without_the_thought_that_the_prompt_begins_is_refused_with_what_to_give() -> None:
-    with pytest.raises(TrainingError, match=r"message 2: .*<think>.*give the answer its reasoning_content"):
+    with pytest.raises(TrainingError, match=r"message 2: .*<think>.*answer.*reasoning_content"):
         learned(THINKS, user("1 plus 2?"), LAST)
 
 
