@@ -123,11 +123,11 @@ def test_an_answer_does_not_depend_on_its_company():
     [
         ("json_schema", '{"type": "foo"}', "held to its json_schema: Invalid type: foo"),
         ("json_schema", '{"type": "string", "not": {"const": "a"}}', r"Unimplemented keys: \[\"not\"\]"),
-        ("json_schema", '{"$ref": "#"}', "there is no answer of that form"),
-        ("json_schema", "[1]", "a JSON schema is an object"),
+        ("json_schema", '{"$ref": "#"}', "no answer"),
+        ("json_schema", "[1]", r"JSON schema .* object, found \[1\]"),
         ("regex", "[a", "unclosed character class"),
-        ("regex", r"[^\s\S]", "held to its regex"),
-        ("choice", "[]", "at least one text"),
+        ("regex", r"[^\s\S]", "its regex: "),
+        ("choice", "[]", r"JSON list .*, found \[\]"),
         ("grammar", "start: other", "unknown name"),
     ],
 )
@@ -206,7 +206,7 @@ def test_calls_whose_arguments_are_not_json_are_refused_by_name():
     assert "arguments are JSON" in str(error)
     assert fine.usage.completion_tokens <= 2
     (error,) = answers(policy(), calling("function:nothing"))
-    assert "names the tool 'nothing', and the request has add, look_up" in str(error)
+    assert re.search("'nothing', .* add, look_up", str(error))
 
 
 def thinking_policy():

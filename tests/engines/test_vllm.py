@@ -199,7 +199,7 @@ async def test_every_parameter_of_sampling_goes_through_in_vllms_words(served, s
             await engine.sample(continuing(PROMPT, Sampling(max_tokens=1, constraint=constraint)))
             text = engine.codec.grammars.text(constraint, PROMPT)
             assert (await client.get("/asked")).json()["structured_outputs"] == {"grammar": text}
-        with pytest.raises(ImpossibleCall, match="held to its regex"):
+        with pytest.raises(ImpossibleCall, match="its regex: "):
             await engine.sample(continuing(PROMPT, Sampling(constraint=Constraint("regex", "("))))
     await engine.close()
 
@@ -234,7 +234,7 @@ async def test_an_engine_that_fails_is_told_with_its_exception_and_not_with_code
         with pytest.raises(EngineAway, match="answered 500"):
             await engine.sample(continuing(PROMPT))
         await until(lambda: process.state == "restarting")
-        cause = r"vLLM ended without an error \(ValueError: head_dim 16 is not supported\). The last lines of"
+        cause = rf"vLLM ended without .*\(ValueError: head_dim 16 is not supported\)\. .* {options.log}:"
         assert re.match(cause, process.reason)
         await engine.close()
 
@@ -287,7 +287,7 @@ async def test_a_process_that_hangs_is_started_anew(source, tmp_path):
         async with httpx.AsyncClient() as client:
             await client.post(f"{process.base_url}/hang")
         await until(lambda: process.state == "restarting")
-        assert "did not answer for 0.5 s" in process.reason
+        assert "for 0.5 s" in process.reason
         await until(lambda: process.state == "running")
         assert process.pid != first
 
@@ -344,6 +344,6 @@ async def test_weights_that_are_not_loaded_in_truth_are_those_of_a_new_process(c
     pid = process.pid
     await processes.start(str(second), in_place=True)
     assert process.pid != pid
-    assert f"vLLM did not load ParallelLMHead of {second}; it is started again" in caplog.text
+    assert f"vLLM did not load ParallelLMHead of {second}; " in caplog.text
     await require_weights(processes, second, second)
     await processes.stop()

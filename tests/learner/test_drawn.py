@@ -194,13 +194,13 @@ def test_an_answer_of_another_form_is_trained_on_without_it(caplog):
     plain = sampled(of, Sampling(max_tokens=6))
     turn = replace(plain[0].turns[0], sampling=Sampling(constraint=AS_JSON))
     assert sample_logprobs(of, [replace(plain[0], turns=(turn,))]) == sample_logprobs(of, plain)
-    assert "not of the form that it was sampled in (json_schema)" in caplog.text
+    assert "(json_schema)" in caplog.text
 
 
 def test_a_constraint_that_cannot_be_kept_is_an_error():
     plain = sampled(policy(), Sampling(max_tokens=6))
     turn = replace(plain[0].turns[0], sampling=Sampling(constraint=Constraint("regex", "[a")))
-    with pytest.raises(TrainingError, match="cannot be held to its regex"):
+    with pytest.raises(TrainingError, match="its regex: "):
         sample_logprobs(policy(), [replace(plain[0], turns=(turn,))])
 
 

@@ -110,9 +110,9 @@ def test_the_mismatch_is_what_the_learner_differed_by_before_its_first_step():
 def test_a_job_with_nothing_to_learn_from_is_an_error(field):
     idle = [replace(one, **{field: (0.0,) * len(one.ids)}) for one in sequences(policy(), 3)]
     learner = Learner(fresh_policy(), LearnerOptions())
-    with pytest.raises(TrainingError, match="nothing to learn from"):
+    with pytest.raises(TrainingError, match=r"no token .* weight .* advantage"):
         train(learner, to_batch(idle), Grpo())
-    with pytest.raises(TrainingError, match="nothing to learn from"):
+    with pytest.raises(TrainingError, match=r"no token .* weight .* advantage"):
         train(learner, to_batch([]), Supervised())
 
 
@@ -122,7 +122,7 @@ def test_a_gradient_that_is_not_finite_stops_before_the_weights_change():
     wild = replace(one, advantages=tuple(weight * 1e38 for weight in one.loss_weights))
     learner = Learner(of, LearnerOptions())
     weights = of.digest()
-    with pytest.raises(TrainingError, match=r"gradient of step 1 is not finite; lower learning_rate"):
+    with pytest.raises(TrainingError, match=r"step 1 .* finite; lower learning_rate"):
         train(learner, to_batch([wild, replace(wild, logprobs=tuple(-100.0 * w for w in one.mask))]), Grpo())
     of.mark_changed(0)
     assert of.digest() == weights
@@ -147,10 +147,10 @@ def test_a_state_that_is_missing_damaged_or_anothers_is_an_error(tmp_path):
     learner.snapshot().save(tmp_path)
     other = fresh_policy()
     other.use_lora(LoraOptions(r=2), seed=0)
-    with pytest.raises(StoreError, match="belongs to other weights"):
+    with pytest.raises(StoreError, match=r"optimiser .* \(model\.embed_tokens\.weight\); .* LoRA"):
         Learner(other, OPTIONS).restore(tmp_path)
     (tmp_path / "optimiser.safetensors").write_bytes(b"broken")
-    with pytest.raises(StoreError, match=r"optimiser.safetensors is not what was written"):
+    with pytest.raises(StoreError, match=r"optimiser\.safetensors .* written"):
         learner.restore(tmp_path)
     (tmp_path / "learner.json").write_text("{}")
     with pytest.raises(StoreError, match=r"learner.json"):
@@ -205,5 +205,5 @@ def test_the_gradient_is_the_same(packing, kind):
 def test_a_model_that_does_not_say_what_its_layers_are_is_refused():
     of = fresh_policy()
     of.model.model.layers = torch.nn.ModuleList()
-    with pytest.raises(RequestError, match="gradient_checkpointing: models of the type 'llama' do not say"):
+    with pytest.raises(RequestError, match=r"gradient_checkpointing: .* 'llama' .*; .* token_budget"):
         Learner(of, LearnerOptions(gradient_checkpointing=True))

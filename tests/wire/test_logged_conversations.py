@@ -10,6 +10,7 @@ import copy
 import importlib.util
 import json
 import random
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -162,20 +163,20 @@ def test_a_list_is_read_as_the_lines_are(tmp_path: Path):
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ([1], "the request must be a JSON object"),
-        ({"prompt": "Hi"}, "a row must have `messages`, or a `request` and its `response`"),
-        ({"messages": [{"role": "robot"}]}, "messages[0].role: Input should be "),
-        ({"messages": [QUESTION, {"role": "assistant", "content": ""}]}, "an answer is empty"),
-        ({"messages": [QUESTION, ANSWER], "score": "good"}, "score: Input should be a valid number"),
+        ([1], "the request .* JSON object"),
+        ({"prompt": "Hi"}, "a row .* `messages`, .* `request` .* `response`"),
+        ({"messages": [{"role": "robot"}]}, r"messages\[0\]\.role: Input should be "),
+        ({"messages": [QUESTION, {"role": "assistant", "content": ""}]}, "an answer .* empty"),
+        ({"messages": [QUESTION, ANSWER], "score": "good"}, "score: .* number"),
         ({"request": {"messages": [QUESTION]}, "response": {"choices": [{}]}}, "response: malformed answer"),
-        ({"request": {"messages": [QUESTION]}, "response": {"error": "busy"}}, "a response has no choices"),
+        ({"request": {"messages": [QUESTION]}, "response": {"error": "busy"}}, "a response .* choices"),
     ],
 )
 def test_a_row_that_is_wrong_is_counted_with_its_line(row: Any, problem: str, tmp_path: Path):
     log = write(tmp_path / "log.jsonl", {"messages": [QUESTION, ANSWER]}, row, row)
     episodes, imported = read_log([log])
     [(reason, counted)] = imported.left_out.items()
-    assert reason.startswith(problem) and counted == {"count": 2, "first": f"{log}:2"}
+    assert re.match(problem, reason) and counted == {"count": 2, "first": f"{log}:2"}
     assert len(episodes) == 1
 
 

@@ -75,18 +75,18 @@ def test_an_imported_log_is_looked_at_and_scored(logged: Path):
     assert "prompts         12, 12 with several chats, 3 held out" in shown
     assert shown.rstrip().endswith("next: etude episodes runs/chats")
     listed = etude("episodes", "chats", "feedback>5", "--phase", "all")
-    assert listed.exit_code == 0 and "10 episodes of all phases" in listed.stdout and "t0?" in listed.stdout
+    assert listed.exit_code == 0 and "10 episodes " in listed.stdout and "t0?" in listed.stdout
     shown = etude("episodes", "show", episodes_in("chats", "chats")[0].id, "--run", "chats")
     assert shown.exit_code == 0 and "0" in shown.stdout
     change(logged / "config.yml", finetuning__run_configuration={})
     refused = etude("evaluate", "config.yml", "--greedy")
-    assert refused.exit_code == 2 and "which no model plays again: score them with" in refused.stderr
+    assert refused.exit_code == 2 and "`--rescore chats`" in refused.stderr
     scored = etude("evaluate", "config.yml", "--rescore", "chats", "--json")
     scores = json.loads(scored.stdout)["scores"]["varied"]
     assert scores["n"] == 9 and scores["unscored"] == 0
-    assert "name one whose evaluators are to score it" in etude("evaluate", "--rescore", "chats").stderr
+    assert "etude evaluate config.yml --rescore chats" in etude("evaluate", "--rescore", "chats").stderr
     again = etude("import-traces", "log.jsonl", "--name", "chats")
-    assert again.exit_code == 2 and "already exists; choose another name" in again.stderr
+    assert again.exit_code == 2 and "runs/chats already exists" in again.stderr
 
 
 def test_expert_iteration_learns_from_the_best_chats_and_validates_with_the_model(logged: Path):
@@ -117,7 +117,7 @@ def test_what_needs_logprobs_is_refused_with_the_reason(logged: Path, builder: s
     name, *more = builder.split()
     refused = etude("train", "config.yml", "-o", f"finetuning.trajectory_builder={name}", *more)
     assert refused.exit_code == 2
-    assert "the chats of chats were logged without token ids and logprobs" in refused.stderr
+    assert "without token ids" in refused.stderr
     assert "reference: base" in refused.stderr
 
 
