@@ -60,7 +60,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 54_658,
     "modules": 250,
-    "lines of tests": 44_437,
+    "lines of tests": 44_434,
     "benchmark files": 12,
     "config keys": 306,
 }

@@ -38,7 +38,7 @@ def test_token_ids_come_in_vllms_fields(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize(
     ("prompt", "told"),
-    [([], "at least 1"), ("", "empty|at least 1"), ([7, 10**6], "not in the vocabulary"), ([-1], "prompt")],
+    [([], "at least 1"), ("", "empty|at least 1"), ([7, 10**6], "vocabulary"), ([-1], "prompt")],
 )
 def test_a_prompt_that_cannot_be_is_refused(client: openai.OpenAI, prompt: object, told: str) -> None:
     with pytest.raises(openai.BadRequestError, match=told):
@@ -53,7 +53,7 @@ def test_errors_are_those_of_the_api(server: ServerProcess) -> None:
     for create in (server.client().chat.completions.create, claude.messages.create):
         with pytest.raises((openai.NotFoundError, anthropic.NotFoundError)):
             create(model="gone", max_tokens=8, messages=ASK, stream=True, timeout=20)
-    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: the model's context is 128"):
+    with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: .* 128 tokens"):
         claude.messages.create(model="tiny", max_tokens=8, messages=ASK * 99)
     with server.http() as http:
         told = {

@@ -75,8 +75,8 @@ def test_a_single_job_can_ask_for_the_engines_place_also_of_the_next_server(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["./nowhere"], "the folder does not exist"),
-        (["./nowhere", "--api-key-env", "NO_SUCH_KEY"], "NO_SUCH_KEY is not set or empty"),
+        (["./nowhere"], "model './nowhere': "),
+        (["./nowhere", "--api-key-env", "NO_SUCH_KEY"], "variable NO_SUCH_KEY "),
         (["./nowhere", "--host", "203.0.113.1"], "there is no API key"),
         (["./nowhere", "--dtype", "int3"], "--dtype"),
         (["./nowhere", "--vllm-arg=--enforce-eager"], "needs --engine vllm"),
@@ -163,7 +163,7 @@ def kill_a_rank(running: ServerProcess, rank: int, options: dict[str, Any]) -> N
     check_whole(client, job)
     told = messages(client, job)
     assert any(f"process {rank} was killed" in text and "continues from step" in text for text in told)
-    assert any(text.startswith("Fine-tuning job started, from step") for text in told)
+    assert any(text.startswith("Fine-tuning job started, from ") for text in told)
 
 
 def test_more_processes_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -179,5 +179,5 @@ def test_more_processes_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch
     assert processes("cuda", 2) == 2
     with pytest.raises(RequestError, match="--training-processes 5 is too many: --device auto is 4 GPUs"):
         processes("auto", 5)
-    with pytest.raises(RequestError, match="is one device here"):
+    with pytest.raises(RequestError, match=r"--training-processes 2 .* --device cuda:1 "):
         processes("cuda:1", 2)

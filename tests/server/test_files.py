@@ -78,10 +78,10 @@ LINE = json.dumps({"messages": [ASK, YES]})
     [
         ("", "train.jsonl has no lines"),
         (f"{LINE}\n{{", "train.jsonl, line 2: not JSON"),
-        (f"{LINE}\n\n[1]", "line 3: this is not a training row"),
-        (f"{LINE}\n{json.dumps({'messages': [ASK]})}", "line 2: there is no message of the role assistant"),
+        (f"{LINE}\n\n[1]", "line 3: .*`trajectories`"),
+        (f"{LINE}\n{json.dumps({'messages': [ASK]})}", "line 2: .* role assistant"),
         (f"{LINE}\n" + LINE.replace("assistant", "robot"), r"line 2: messages\[1\]\.role"),
-        (f"{LINE}\n{json.dumps(dpo(1)[0])}", "line 2: this row is for dpo, .* before it are for supervised"),
+        (f"{LINE}\n{json.dumps(dpo(1)[0])}", "line 2: .* dpo, .* supervised"),
         (json.dumps({"trajectories": [{"turns": [], "reward": 1}]}), r"line 1: trajectories\[0\]\.turns"),
         (f"{LINE}\n" + "[" * 100_000, "line 2: not JSON"),
         (f'{LINE}\n{{"messages": [{{"role": "user", "content": "\\ud800"}}]}}', "line 2: not JSON"),
@@ -104,12 +104,9 @@ BAD_CALL = {"id": "c", "type": "function", "function": {"name": "add", "argument
 @pytest.mark.parametrize(
     ("row", "told"),
     [
-        (
-            {"messages": [ASK, YES | {"tool_calls": [BAD_CALL]}]},
-            r"the arguments of the call of \\?'add\\?' are broken",
-        ),
-        ({"messages": [ASK, YES | {"reasoning_content": "well"}]}, "does not write all of reasoning_content"),
-        ({"messages": [YES, ASK, YES]}, "begins with an answer of the assistant"),
+        ({"messages": [ASK, YES | {"tool_calls": [BAD_CALL]}]}, "arguments .*'add.*' .*broken"),
+        ({"messages": [ASK, YES | {"reasoning_content": "well"}]}, "not write .* reasoning_content"),
+        ({"messages": [YES, ASK, YES]}, "begins .* assistant"),
     ],
 )
 def test_what_the_model_could_not_say_is_refused_with_its_line(
@@ -154,12 +151,12 @@ def group(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"logprobs": [-0.1, 7.5]}, r"trajectories\[0\].turns\[0\].logprobs\[1\]: .*less than or equal"),
-        ({"logprobs": [-1e308, -0.1]}, r"logprobs\[0\]: .*greater than or equal to -100000"),
+        ({"logprobs": [-0.1, 7.5]}, r"trajectories\[0\].turns\[0\].logprobs\[1\]: .* 7\.5"),
+        ({"logprobs": [-1e308, -0.1]}, r"logprobs\[0\]: .* -100000, "),
         ({"logprobs": [float("nan"), -0.1]}, "not JSON"),
-        ({"token_ids": [4, 100]}, r"100 is not a token id .*, which has 100 tokens"),
+        ({"token_ids": [4, 100]}, r"100 .* token id .* 100 tokens"),
         ({"token_ids": [4, -1]}, r"turns\[0\].token_ids\[1\]: "),
-        ({"advantages": [1e300, 1]}, r"advantages\[0\]: .*less than or equal"),
+        ({"advantages": [1e300, 1]}, r"advantages\[0\]: .* 1e\+300"),
     ],
 )
 def test_what_cannot_have_been_sampled_is_refused_with_its_line(
@@ -175,5 +172,5 @@ def test_what_cannot_have_been_sampled_is_refused_with_its_line(
 def test_a_server_knows_its_models_vocabulary(server: ServerProcess) -> None:
     client = server.client()
     assert upload(client, [group(token_ids=[4, 200])])
-    with pytest.raises(openai.BadRequestError, match=r"line 1: .*100000 is not a token id of the model"):
+    with pytest.raises(openai.BadRequestError, match=r"line 1: .*100000 .* token id "):
         upload(client, [group(token_ids=[4, 100_000])])

@@ -145,8 +145,8 @@ def test_jobs_and_their_events_come_in_pages(client: openai.OpenAI) -> None:
             for name, value, told in (
                 ("n_epochs", 0, "greater"),
                 ("n_epochs", True, "valid integer"),
-                ("lora_rank", 10**12, "less than or equal"),
-                ("learning_rate", 1e308, "less than or equal to 10"),
+                ("lora_rank", 10**12, "less than "),
+                ("learning_rate", 1e308, "less than .* 10,"),
             )
         ),
         ({"method": {"type": "supervised", "dpo": {}}}, "method", "options for dpo"),
