@@ -44,7 +44,7 @@ class Document:
 
     def place(self, path: KeyPath) -> tuple[str | None, int | None, int | None]:
         """Return source, line and column of a key, or of its nearest parent if the key is not in the file."""
-        sources = {path: it if it.startswith(_OVERRIDE) else None for path, it in self.given.items()}
+        sources = {key: it if it.startswith(_OVERRIDE) else None for key, it in self.given.items()}
         for depth in range(len(path), -1, -1):
             if path[:depth] in sources:
                 return sources[path[:depth]], None, None
@@ -277,12 +277,15 @@ def read_override(text: str | Override) -> Override:
 
 
 def apply_overrides(document: Document, overrides: Iterable[str | Override]) -> Document:
-    """Set each override in the document, in order. Raises RequestError for one that cannot be set. Whether a
-    key exists is checked later."""
+    """Set each override in the document, in order. Raises RequestError for one that cannot be set, and for
+    two arguments that set one key. Whether a key exists is checked later."""
     data, given = copy_containers(document.data), dict(document.given)
     for override in map(read_override, overrides):
         path = _set(data, override)
-        given[path] = override.source
+        first, given[path] = given.get(path, override.source), override.source
+        if first != override.source and not (first + override.source).count(_OVERRIDE):
+            same = f"'{first}' and '{override.source}' are the same setting; give one of them"
+            raise RequestError(same)
     return replace(document, data=data, given=given)
 
 

@@ -44,15 +44,15 @@ _SECTIONS = {"algorithm": "trajectory_builders", "backend": "trainer_adapters", 
 _MISSING = {
     "llms": "model=, a name on the Hugging Face hub or a folder",
     "eval.general.dataset": "examples=, a list of dicts or a file",
-    "eval.evaluators": "reward=, a function of an example and an output that returns a number",
+    "reward": "reward=, a function of an example and an output that returns a number",
 }
 """The config keys that a run needs, and the arguments that set them."""
 
 _TRAINER = ("trainers",)
 _BLOCKS: dict[tuple[str, ...], Any] = {
     _TRAINER: EpochTrainerConfig,
-    ("eval", "general"): EvalGeneralConfig,
     ("finetuning", "run_configuration"): FinetuneRunConfig,
+    ("eval", "general"): EvalGeneralConfig,
     ("finetuning",): FinetuneConfig,
 }
 """The blocks of a config whose keys can be given as keywords. Of equal keys, the last one is meant."""
@@ -85,7 +85,7 @@ def for_evaluation(overrides: Iterable[str | Override], *, has_examples: bool = 
 
     has_examples |= names(DATASET) or names(OTHER_DATASETS[0])
     if has_examples and not names(VALIDATION):
-        changes.append(Override(VALIDATION, None, "validation"))
+        changes.append(Override(VALIDATION, None, "examples"))
     return changes
 
 
@@ -98,8 +98,6 @@ def settings_as_overrides(settings: Mapping[str, Any], trainer: Callable[[], str
     changes = []
     for short, value in settings.items():
         key = _SHORT.get(short, short)
-        if key != short and key in settings:
-            raise RequestError(f"'{short}' and '{key}' are the same setting; give one of them")
         if key not in known:
             close = alternatives(short, [*known, *_SHORT])
             options = "Options of backend, algorithm and model are given there: backend={'_type': 'local', …}"
@@ -133,7 +131,6 @@ def build_config(
         if parts["scenario"] is None:
             raise RequestError("a protocol is played on a task: give its scenario")
         agent = ProtocolWorkflow(agent, parts["scenario"])
-    _require_once(parts, settings, enabled=enabled)
     keys = [*_keys_of_parts(agent, parts)]
     trainer = next((key.value for key in keys if key.path == ("finetuning", "trainer")), None)
     # A section with a given component has no other.
@@ -157,15 +154,18 @@ def _keys_of_parts(agent: Any, parts: Mapping[str, Any]) -> Iterator[Override]:
         yield Override(("llms", "policy"), _model(parts["model"]), "model")
     for name, model in (parts["models"] or {}).items():
         yield Override(("llms", name), _model(model), f"models.{name}")
-    for argument, path, make in _CONVERSIONS:
-        if (value := parts.get(argument)) is not None:
-            yield Override(path, make(value), argument)
+    evaluators = {} if parts["reward"] is None else evaluator_configs(parts["reward"])
+    yield Override(("eval", "evaluators"), evaluators, "reward")
+    if parts.get("tools") is not None:
+        yield Override(("tools",), tools_configs(parts["tools"]), "tools")
+    for argument, path in (("examples", DATASET), ("validation", VALIDATION)):
+        if parts.get(argument) is not None:
+            yield Override(path, dataset_config(parts[argument]), argument)
     known: dict[KeyPath, Any] = {}
     yield from _keys_of_components(parts, ("finetuning",), "", known)
     targets = parts.get("targets")
-    if targets is None and parts["reward"] is not None:
-        first = next(iter(evaluator_configs(parts["reward"])))
-        yield Override(("finetuning", "reward_function"), {"name": first}, "reward")
+    if targets is None and evaluators:
+        yield Override(("finetuning", "reward_function"), {"name": next(iter(evaluators))}, "reward")
     named = targets if isinstance(targets, Mapping) else {}
     for name in [targets] if isinstance(targets, str) else targets or ():
         target, place = dict(named.get(name, {})), ("finetuning", "targets", name)
@@ -196,16 +196,6 @@ def _keys_of_components(
             name += "_"
         yield Override((section, name), component, f"{prefix}{argument}")
         yield Override((*place, section.removesuffix("s")), name, f"{prefix}{argument}")
-
-
-def _require_once(parts: Mapping[str, Any], settings: Mapping[str, Any], *, enabled: bool) -> None:
-    """Raise RequestError for one thing that is given twice, by two names."""
-    held_out = "validation" if enabled else "examples"  # An evaluation has one set of examples.
-    for key, argument in (("dataset", "examples"), ("validation_dataset", held_out)):
-        if settings.get(key) is not None and parts.get(argument) is not None:
-            raise RequestError(f"'{key}' and '{argument}' are the same setting; give one of them")
-    if parts["model"] is not None and "policy" in (parts["models"] or {}):
-        raise RequestError("'model' and 'policy' of 'models' are the same setting; give one of them")
 
 
 def _model(model: Any) -> LlmConfig | dict[str, Any]:
@@ -366,15 +356,6 @@ def dataset_config(examples: Any) -> DatasetConfig | dict[str, Any] | str:
     have_ids = all(isinstance(row, Example) or (isinstance(row, Mapping) and "id" in row) for row in rows)
     name = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
     return LiveRowsConfig(name=name, value=rows, id_key="id" if have_ids else None)
-
-
-_CONVERSIONS: tuple[tuple[str, KeyPath, Callable[[Any], Any]], ...] = (
-    ("reward", ("eval", "evaluators"), evaluator_configs),
-    ("tools", ("tools",), tools_configs),
-    ("examples", DATASET, dataset_config),
-    ("validation", VALIDATION, dataset_config),
-)
-"""Arguments, the keys of a config that they stand for, and how their values are written there."""
 
 
 def with_python_objects(
