@@ -102,10 +102,12 @@ def _sequence(
 ) -> Sample:
     ids: list[int] = []
     mask: list[bool] = []
+    turns: list[Turn] = []
     for turn in range(2):
         given, sampled = choose.randint(1 + (turn == 0), 5), choose.randint(1, 6)
         ids += [choose.randrange(7, 300) for _ in range(given + sampled)]
         mask += [False] * given + [True] * sampled
+        turns.append(Turn(len(ids) - sampled, len(ids), sampling=Sampling(temperature)))
     true = [0.0, *true_logprobs(of, ids[:1], ids[1:], temperature)]
     logprobs = [w * (value + choose.uniform(-shift, shift)) for w, value in zip(mask, true, strict=True)]
     return Sample(
@@ -113,7 +115,7 @@ def _sequence(
         tuple(mask),
         tuple(logprobs),
         tuple(w * advantage for w in mask),
-        turns=(Turn(0, len(ids), sampling=Sampling(temperature)),),
+        turns=tuple(turns),
     )
 
 
