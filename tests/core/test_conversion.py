@@ -144,6 +144,13 @@ def test_other_data_than_preferences_is_refused():
 long = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=4)
 
 
+def test_tokens_that_the_mask_leaves_out_of_an_answer_have_no_weight_elsewhere():
+    one = Sample((1, 2, 3), (False, True, False), (0.0, -0.5, -0.5), turns=(Turn(1, 3),))
+    assert to_sample(to_trajectory(one)).loss_weights == (0.0, 1.0, 0.0)
+    with pytest.raises(TrainingError, match="mask"):
+        to_trajectory(replace(one, turns=(Turn(2, 3),)))
+
+
 @given(long, st.booleans())
 def test_a_sample_survives_the_edge(lengths, scored):
     ids, mask, turns, messages = [], [], [], []

@@ -111,11 +111,7 @@ def _sequence(
     true = [0.0, *true_logprobs(of, ids[:1], ids[1:], temperature)]
     logprobs = [w * (value + choose.uniform(-shift, shift)) for w, value in zip(mask, true, strict=True)]
     return Sample(
-        tuple(ids),
-        tuple(mask),
-        tuple(logprobs),
-        tuple(w * advantage for w in mask),
-        turns=tuple(turns),
+        tuple(ids), tuple(mask), tuple(logprobs), tuple(w * advantage for w in mask), turns=tuple(turns)
     )
 
 

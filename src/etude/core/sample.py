@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from operator import mul
+from operator import gt, mul
 from typing import Any, Literal, TypeAlias
 
 from etude.core.call import PLAIN_SAMPLING, Sampling
+from etude.core.errors import TrainingError
 from etude.core.message import Message, Tool
 
 Kind = Literal["samples", "pairs", "imitation"]
@@ -118,13 +119,19 @@ class Sample:
 
     @property
     def answers(self) -> list[tuple[Turn, dict[str, Any]]]:
-        """The turns with their tokens, under the names that `of_turns` takes."""
+        """The turns with their tokens, under the names that `of_turns` takes. Tokens of an answer that the
+        mask leaves out have the weight 0. Raises TrainingError if it has tokens outside of the turns."""
+        per_token = {name: getattr(self, name) for name in PER_TOKEN}
+        spoken = self.by_token([1.0] * len(self.turns))
+        if any(map(gt, self.mask, spoken)):
+            raise TrainingError(f"episode {self.episode or '?'}: the mask has tokens outside of its turns")
+        if self.weights is None and self.mask != spoken:
+            per_token["weights"] = tuple(map(float, self.mask))
         answers, end = [], 0
         for turn in self.turns:
             own = slice(turn.start, turn.stop)
             tokens: dict[str, Any] = {"context_ids": self.ids[end : turn.start], "token_ids": self.ids[own]}
-            for name in PER_TOKEN:
-                values = getattr(self, name)
+            for name, values in per_token.items():
                 tokens[name] = None if values is None else values[own]
             answers.append((turn, tokens))
             end = turn.stop
