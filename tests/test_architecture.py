@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_642,
+    "lines of source": 54_644,
     "modules": 250,
-    "lines of tests": 44_434,
+    "lines of tests": 44_439,
     "benchmark files": 12,
     "config keys": 306,
 }

@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import pstdev
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from pydantic import BaseModel
@@ -81,7 +82,7 @@ def estimate(values: Sequence[float], bounds: Bounds | None = None) -> Estimate:
     mean, n = _mean(values), len(values)
     low, high = all_bounds(values, bounds)
     if math.isfinite(high - low):
-        return _wilson(mean, _spread(values, mean) ** 2 / n, n, low, high)
+        return _wilson(mean, pstdev(values, mean) ** 2 / n, n, low, high)
     return _student(values, mean, low, high)
 
 
@@ -94,8 +95,8 @@ def estimate_difference(
     mean, n = _mean(differences), len(differences)
     low, high = all_bounds((*before, *after), bounds)
     if math.isfinite(width := high - low):
-        apart = math.fsum(_spread(values, _mean(values)) ** 2 for values in (before, after))
-        return _wilson(mean, _spread(differences, mean) ** 2 / n, n, -width, width, prior=apart or None)
+        apart = math.fsum(pstdev(values, _mean(values)) ** 2 for values in (before, after))
+        return _wilson(mean, pstdev(differences, mean) ** 2 / n, n, -width, width, prior=apart or None)
     return _student(differences, mean)
 
 
@@ -130,8 +131,7 @@ def _student(
 ) -> Estimate:
     """Return Student's t interval of a mean, cut off at a bound; infinite if the values are all equal."""
     n = len(values)
-    spreads = min(values) < max(values)
-    half = t95(n - 1) * _spread(values, mean) / math.sqrt(n - 1) if spreads else math.inf
+    half = t95(n - 1) * pstdev(values, mean) / math.sqrt(n - 1) if min(values) < max(values) else math.inf
     return Estimate(mean, max(mean - half, lowest), min(mean + half, highest), n)
 
 
@@ -157,11 +157,6 @@ def _mean(values: Sequence[float]) -> float:
         raise ValueError("cannot estimate the mean of no values")
     # Rounding must not put the mean outside of the observed values.
     return min(max(math.fsum(values) / len(values), min(values)), max(values))
-
-
-def _spread(values: Sequence[float], mean: float) -> float:
-    """Return the standard deviation of the values (divided by n), without overflow for very large ones."""
-    return math.hypot(*(value - mean for value in values)) / math.sqrt(len(values))
 
 
 def shown_seconds(seconds: float) -> str:
