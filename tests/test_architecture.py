@@ -60,7 +60,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 54_644,
     "modules": 250,
-    "lines of tests": 44_439,
+    "lines of tests": 44_437,
     "benchmark files": 12,
     "config keys": 306,
 }

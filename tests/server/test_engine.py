@@ -163,7 +163,7 @@ def kill_a_rank(running: ServerProcess, rank: int, options: dict[str, Any]) -> N
     check_whole(client, job)
     told = messages(client, job)
     assert any(f"process {rank} was killed" in text and "continues from step" in text for text in told)
-    assert any(text.startswith("Fine-tuning job started, from ") for text in told)
+    assert any("started, from step" in text for text in told)
 
 
 def test_more_processes_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_more_processes_than_devices_are_refused(monkeypatch: pytest.MonkeyPatch
         assert processes("cpu", None) == 1 and processes("cpu", 3) == 3
         assert processes("cuda:1", None) == 1
     assert processes("cuda", 2) == 2
-    with pytest.raises(RequestError, match="--training-processes 5 is too many: --device auto is 4 GPUs"):
+    with pytest.raises(RequestError, match=r"--training-processes 5 .*: --device auto is 4 GPUs"):
         processes("auto", 5)
     with pytest.raises(RequestError, match=r"--training-processes 2 .* --device cuda:1 "):
         processes("cuda:1", 2)

@@ -183,7 +183,7 @@ async def test_what_is_damaged_is_refused_by_name_and_nothing_is_left(run, tmp_p
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ({"error": FileNotFoundError("no such bucket")}, "Error: no such bucket.*`storage.options`"),
+        ({"error": FileNotFoundError("no bucket")}, "FileNotFoundError: no bucket.*`storage.options`"),
         ({"tears": True}, "faulty://bucket: .* read .* written"),
         ({"hangs": True}, "within 0.1 s"),
     ],

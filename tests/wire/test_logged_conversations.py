@@ -165,7 +165,7 @@ def test_a_list_is_read_as_the_lines_are(tmp_path: Path):
     [
         ([1], "the request .* JSON object"),
         ({"prompt": "Hi"}, "a row .* `messages`, .* `request` .* `response`"),
-        ({"messages": [{"role": "robot"}]}, r"messages\[0\]\.role: Input should be "),
+        ({"messages": [{"role": "robot"}]}, r"messages\[0\]\.role: Input "),
         ({"messages": [QUESTION, {"role": "assistant", "content": ""}]}, "an answer .* empty"),
         ({"messages": [QUESTION, ANSWER], "score": "good"}, "score: .* number"),
         ({"request": {"messages": [QUESTION]}, "response": {"choices": [{}]}}, "response: malformed answer"),
