@@ -12,9 +12,9 @@ import pytest
 from pydantic_core import PydanticSerializationError
 
 from etude.backends.openai_jobs import OpenAiAdapter, OpenAiAdapterConfig
-from etude.backends.state_folders import JobNameTakenError, StateFolders, data_hash
+from etude.backends.state_folders import JobNameTakenError, StateFolders
 from etude.config.finetuning import FinetuneConfig
-from etude.core.conversion import TrajectoryCollection
+from etude.core.conversion import TrajectoryCollection, data_hash
 from etude.core.sample import Sample
 from etude.learner.learner import Learner, LearnerOptions
 from etude.store.files import delete_left_over, write_atomically

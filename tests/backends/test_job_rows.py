@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from etude.algorithms.imitation import Supervised
-from etude.backends.job_training import require_written, units_of_rows
+from etude.backends.job_rows import require_written, units_of_rows
 from etude.core.errors import RequestError, TrainingError
 from etude.core.training_rows import DpoRow, SupervisedRow
 from tests.models.tiny_models import CALCULATOR, CHATML, chatml_policy

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from etude.backends.local_job import MadeVersion, VersionWriter
-from etude.backends.state_folders import StateFolders
+from etude.backends.state_folders import MadeVersion, StateFolders, VersionWriter
 from etude.core.errors import StoreError
 from etude.learner.learner import Learner, LearnerOptions
 from etude.models.weights import digest, load_tensors
@@ -53,7 +52,7 @@ def test_a_large_version_is_written_when_it_is_the_best_and_at_the_end(
     seconds: float | None,
     written: list[int],
 ) -> None:
-    monkeypatch.setattr("etude.backends.local_job._LARGE", 0 if large else 10**9)
+    monkeypatch.setattr("etude.backends.state_folders._LARGE", 0 if large else 10**9)
     versions = StateFolders(tmp_path, "v", "version")
     writer = VersionWriter(versions, seconds)
     for number in (1, 2, 3):
@@ -91,7 +90,7 @@ def test_what_is_written_behind_is_what_it_was(tmp_path: Path, learner: Learner)
 def test_without_room_for_a_copy_it_is_written_in_place(
     tmp_path: Path, learner: Learner, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("etude.backends.local_job.available_memory", lambda: 1)
+    monkeypatch.setattr("etude.backends.state_folders.available_memory", lambda: 1)
     versions = StateFolders(tmp_path, "v", "version")
     writer = VersionWriter(versions, 1e-9)
     writer.add(made_by(learner, 1), at_once=False)

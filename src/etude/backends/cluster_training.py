@@ -13,9 +13,8 @@ from threading import Event
 from typing import Any
 
 from etude.algorithms.algorithm import Algorithm
-from etude.backends.job_training import News, units_of_groups
+from etude.backends.job_training import FinishedJob, Job, News, learner_options, units_of_groups
 from etude.backends.job_worker import JobFolder, JobOrder, ProcessJob, program
-from etude.backends.local_job import FinishedJob, Job, learner_options
 from etude.backends.state_folders import JobContent, StateFolders
 from etude.backends.trainer_adapter import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig

@@ -1,30 +1,36 @@
-"""A training job, step by step, in one process or several: its data, news, checkpoints and memory."""
+"""A training job, step by step, in one process or several: its data, news, checkpoints and memory.
+
+Also the jobs of the adapter `local`, and the learner that trains them in the run's process.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import platform
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import chain
 from threading import Event
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias
 
 from pydantic import BaseModel
 from torch import OutOfMemoryError
 
 from etude.algorithms.algorithm import Algorithm, read_groups
-from etude.backends.state_folders import StateFolders
+from etude.backends.state_folders import JobContent, MadeVersion, StateFolders, VersionWriter
+from etude.backends.trainer_adapter import LocalAdapterConfig
+from etude.config.finetuning import FinetuneConfig
 from etude.core.call import ChatRequest
-from etude.core.conversion import Encoder, TrainingUnit
-from etude.core.errors import EtudeError, RequestError, TrainingError, first_line
-from etude.core.message import Message, Tool
-from etude.core.sample import Pair, Sample, Unit, has_gradient, is_trained, trained_tokens
-from etude.core.training_rows import DpoRow, GrpoRow, RowMessage, SupervisedRow, TrainingRow
-from etude.learner.learner import Learner, TrainingCanceled
+from etude.core.conversion import Encoder, TrainingUnit, TrajectoryCollection
+from etude.core.errors import TrainingError, first_line
+from etude.core.job import ModelVersion
+from etude.core.message import Message
+from etude.core.sample import Pair, Sample, SampleOrPair, Unit, has_gradient, is_trained, trained_tokens
+from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.objective import Objective
-from etude.learner.optimiser import Step, plan_steps
-from etude.models.device import available_memory, shown_bytes
+from etude.learner.optimiser import Schedule, Step, plan_steps
+from etude.models.device import available_memory, release_freed_memory, shown_bytes
 from etude.models.policy import Policy
 from etude.models.template import ChatTemplate
 from etude.models.weights import load_tensors
@@ -249,6 +255,191 @@ class JobTraining:
             raise TrainingCanceled(f"canceled after {step.number - 1} of {step.of} steps") from error
 
 
+class FinishedJob(BaseModel, frozen=True):
+    """A finished job, as it is stored with the version that it made."""
+
+    job: str
+    """The job's name."""
+    version: ModelVersion
+    metrics: dict[str, float]
+    content: JobContent
+    """Its `start` is a version number."""
+
+
+@dataclass(slots=True)
+class Job:
+    """A job of the adapter, which tracks its own progress when it trains in the run's process."""
+
+    name: str
+    algorithm: Algorithm
+    config: LocalAdapterConfig
+    collection: TrajectoryCollection
+    groups: list[list[SampleOrPair]]
+    content: JobContent
+    """Without `start`, which is known once the job trains."""
+    seed: int
+    number: int = 0
+    """The number of the version that it makes, set when it trains."""
+    at_once: bool = True
+    """Whether its version is on disk when the job ends."""
+    canceled: Event = field(default_factory=Event)
+    progress: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    news: str | None = None
+    """The latest message about the job, besides its steps."""
+    task: asyncio.Task[FinishedJob] | None = None
+
+    def take(self, news: News) -> None:
+        """Take the progress of a step."""
+        if news.kind == "stepped":
+            self.metrics, self.progress = news.metrics, 100.0 * news.step / news.of
+
+    def train(
+        self,
+        learner: Learner,
+        tell: Tell,
+        canceled: Event,
+        stopping: Event | None = None,
+        checkpoints: StateFolders | None = None,
+    ) -> MadeVersion:
+        """Take all steps, starting from the newest checkpoint. Return the version made of the learner's
+        weights. All processes of a team must call this together.
+
+        Raises TrainingError, TrainingCanceled when `canceled` is set, and Interrupted when `stopping` is set.
+        """
+        data = JobData(
+            self.algorithm,
+            rows=[(unit,) for unit in self.algorithm.units(self.groups) if is_trained(unit)],
+            passes=self.config.passes,
+            batch_size=self.config.batch_size,
+            seed=self.seed,
+            key=("pass", learner.step),
+        )
+        training = JobTraining(learner, data, tell, checkpoints, self.config.checkpoint_steps)
+        metrics = training.run(canceled, stopping)
+        finished = {"job": self.name, "metrics": metrics, "content": asdict(self.content)}
+        return MadeVersion(self.number, finished, learner.snapshot())
+
+
+def learner_options(config: LocalAdapterConfig, run: FinetuneConfig) -> LearnerOptions:
+    """Return the options for optimiser steps in a run. Each epoch of the run is one training."""
+    epochs = 1 if run.fine_tune_from_scratch else run.num_epochs
+    return LearnerOptions(
+        learning_rate=config.rate,
+        weight_decay=config.weight_decay,
+        max_grad_norm=config.max_grad_norm,
+        schedule=Schedule(config.lr_schedule, config.warmup_steps, epochs),
+        token_budget=config.token_budget,
+        gradient_checkpointing=config.gradient_checkpointing,
+    )
+
+
+class LocalLearner:
+    """A trainer of jobs in a thread. A killed job leaves nothing behind, and restarts from its beginning."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        versions: StateFolders,
+        run: FinetuneConfig,
+        options: LearnerOptions,
+        checkpoint_seconds: float | None = None,
+    ) -> None:
+        """`checkpoint_seconds` is the key of `LocalAdapterConfig`.
+
+        Raises RequestError for options that the policy's model does not support.
+        """
+        self._policy = policy
+        self._versions = versions
+        self._run = run
+        self.learner = Learner(policy, options)
+        self._writer = VersionWriter(versions, checkpoint_seconds)
+        self._optimiser_of = 0
+        """The version that the optimiser state belongs to. Engines adopt versions independently."""
+        self._begins_from = 0
+        """The version whose optimiser has taken no step: the base model, or a warm-up's version."""
+
+    @property
+    def note(self) -> str | None:
+        """A message about how the learner computes, such as why layers are computed twice."""
+        return self.learner.note
+
+    async def train(self, job: Job, start: ModelVersion) -> FinishedJob:
+        """Train the job in a thread, with the policy's lock held. The policy must have the weights of
+        `start`.
+
+        Then the policy has the new version. Raises EtudeError, with the old state restored if `start` was
+        written.
+        """
+        return await asyncio.to_thread(self._train, job, start)
+
+    def go_to(self, number: int) -> None:
+        """Restore the optimiser state of a version."""
+        if self._optimiser_of != number:
+            self._take_optimiser(number)
+
+    def keep(self) -> None:
+        """Write the last version in the background."""
+        with self._policy.lock:
+            self._writer.write_behind()
+
+    def close(self) -> None:
+        """Write the last version to disk."""
+        with self._policy.lock:
+            self._writer.close()
+
+    def begin_from(self, version: ModelVersion) -> None:
+        """Restart the optimiser at this version, without its earlier steps."""
+        self._begins_from = version.number
+        if self._optimiser_of == version.number:
+            self._take_optimiser(version.number)
+
+    def _train(self, job: Job, start: ModelVersion) -> FinishedJob:
+        learner, policy, number = self.learner, self._policy, job.number
+        for sampler in [*policy.samplers]:
+            sampler.free_sampling_memory()
+        with policy.lock:
+            self.go_to(start.number)
+            learner.options = learner_options(job.config, self._run)
+            self._writer.drop()
+            try:
+                made = job.train(learner, job.take, job.canceled)
+                written = self._writer.add(made, at_once=job.at_once)
+            except BaseException as error:
+                self._restore(start)
+                if isinstance(error, RuntimeError):
+                    raise training_error(error) from error
+                raise
+            finally:
+                job.groups = []  # They are not needed after the job.
+            self._optimiser_of = number
+            policy.mark_changed(number, None if written is None else written.digest)
+            if written is None:
+                location = str(self._versions.folder(number))
+                written = ModelVersion(number=number, location=location, digest=policy.digest())
+        release_freed_memory()
+        return FinishedJob.model_validate({**made.facts, "version": written})
+
+    def _restore(self, start: ModelVersion) -> None:
+        """Restore weights and optimiser to their state before a failed job.
+
+        If `start` was not written, this is impossible. Resuming the run then makes it again.
+        """
+        self._policy.mark_changed(start.number)  # The weights are unknown, so `adopt` compares them.
+        self._writer.drop()
+        self._writer.settle()
+        if not start.number or self._versions.folder(start.number).exists():
+            self._policy.adopt(start)
+            self._take_optimiser(start.number)
+
+    def _take_optimiser(self, number: int) -> None:
+        if number > self._begins_from:
+            self.learner.restore(self._versions.folder(number))
+        else:
+            self.learner.reset()
+        self._optimiser_of = number
+
+
 def units_of_groups(
     groups: Iterable[Sequence[TrainingUnit]], algorithm: Algorithm, template: ChatTemplate
 ) -> list[list[Sample | Pair]]:
@@ -259,89 +450,3 @@ def units_of_groups(
 
     encoder = Encoder(prompt, template.completion_ids, template.transcript)
     return read_groups(groups, algorithm, encoder)
-
-
-def units_of_rows(
-    rows: Iterable[SupervisedRow | DpoRow | GrpoRow], policy: Policy, algorithm: Algorithm
-) -> list[Row]:
-    """Return the units of each row of a training file: one, or a group.
-
-    Raises TrainingError with the number of a row that does not fit the model.
-    """
-    vocabulary = policy.model.get_input_embeddings().num_embeddings
-    groups: list[list[Sample | Pair]] = []
-    for number, row in enumerate(rows, start=1):
-        try:
-            groups.append(units_of_row(row, policy.template))
-            for sample in chain.from_iterable(unit.samples for unit in groups[-1]):
-                if len(sample.ids) > policy.max_context:
-                    raise TrainingError(
-                        f"it has {len(sample.ids)} tokens, and the model's context ends at "
-                        f"{policy.max_context}; shorten it or leave it out"
-                    )
-                if max(sample.ids, default=0) >= vocabulary:
-                    raise TrainingError(
-                        f"it has token id {max(sample.ids)}, and the model's vocabulary {vocabulary}; was it "
-                        "sampled from another model?"
-                    )
-        except EtudeError as error:
-            raise TrainingError(f"row {number}: {error}") from error
-    units = iter(algorithm.units(groups))
-    return [tuple(next(units) for _ in group) for group in groups]
-
-
-W = TypeVar("W")
-Write = Callable[[Sequence[Message], Sequence[Tool]], W]
-"""Converts a finished conversation. Raises RequestError if the template cannot write it."""
-
-
-def require_written(row: TrainingRow, template: ChatTemplate) -> None:
-    """Raise RequestError or ImpossibleCall if the chat template cannot write the row as it stands."""
-    if not isinstance(row, GrpoRow):
-        _conversations(row, template.require_written)
-
-
-def units_of_row(row: SupervisedRow | DpoRow | GrpoRow, template: ChatTemplate) -> list[Sample | Pair]:
-    """Return the samples or the pair of a row. Raises as `require_written`."""
-    if isinstance(row, GrpoRow):
-        return [*row.group()]
-    samples = [
-        Sample(ids, tuple(map(bool, sampled))) for ids, sampled in _conversations(row, template.transcript)
-    ]
-    if isinstance(row, SupervisedRow):
-        return [*samples]
-    chosen, rejected = samples
-    return [Pair(chosen, rejected)]
-
-
-def _conversations(row: SupervisedRow | DpoRow, write: Write[W]) -> list[W]:
-    """Write each conversation that a row is learned as. A pair has two, with one answer each.
-
-    Some templates write earlier messages differently later, for example without their thinking. Then each
-    answer has its own conversation, so that it is learned once, after the context that the model sees.
-    """
-    if isinstance(row, DpoRow):
-        # The prompt's assistant messages are context for both answers.
-        prompt, tools = _as_context(row.input.messages), row.input.tools or ()
-        answers = (row.preferred_output, row.non_preferred_output)
-        return [write(_wire([*prompt, *answer]), tools) for answer in answers]
-    messages, tools = row.messages, row.tools or ()
-    learned = [index for index, each in enumerate(messages) if each.role == "assistant" and each.weight != 0]
-    try:
-        return [write(_wire(messages), tools)]
-    except RequestError:
-        if len(learned) < 2:
-            raise
-        return [write(_wire([*_as_context(messages[:index]), messages[index]]), tools) for index in learned]
-
-
-def _as_context(messages: Sequence[RowMessage]) -> list[RowMessage]:
-    """Return the messages with none to be learned."""
-    return [
-        message.model_copy(update={"weight": 0}) if message.role == "assistant" else message
-        for message in messages
-    ]
-
-
-def _wire(messages: Sequence[RowMessage]) -> list[Message]:
-    return [message.to_wire() for message in messages]

@@ -10,9 +10,8 @@ from pathlib import Path
 
 from etude.algorithms.algorithm import make_algorithm
 from etude.backends.cluster_training import ClusterLearners, Learners
-from etude.backends.job_training import units_of_groups
-from etude.backends.local_job import FinishedJob, Job, LocalLearner, learner_options
-from etude.backends.state_folders import JobContent, StateFolders, data_hash
+from etude.backends.job_training import FinishedJob, Job, LocalLearner, learner_options, units_of_groups
+from etude.backends.state_folders import JobContent, StateFolders
 from etude.backends.trainer_adapter import (
     LOCAL_CAPABILITIES,
     Capabilities,
@@ -23,7 +22,7 @@ from etude.backends.trainer_adapter import (
     job_status,
 )
 from etude.config.finetuning import FinetuneConfig
-from etude.core.conversion import TrajectoryCollection
+from etude.core.conversion import TrajectoryCollection, data_hash
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash, fold

@@ -6,6 +6,7 @@ Everything that a gradient depends on is a typed field on both sides; `metadata`
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from itertools import groupby
 from typing import Annotated, Any, Self, TypeAlias, cast
 
 from pydantic import Field, GetPydanticSchema, InstanceOf, computed_field
+from pydantic_core import to_json
 
 from etude.core.call import Sampling
 from etude.core.data_model import DataModel
@@ -106,6 +108,16 @@ def _returns(unit: TrainingUnit) -> Sequence[float | None] | None:
     if isinstance(unit, Trajectory):
         return unit.shaped_rewards
     return unit.returns if isinstance(unit, Sample) else None
+
+
+def data_hash(collection: TrajectoryCollection) -> str:
+    """Hash the data, regardless of the collection's name. Returns 32 hexadecimal digits."""
+    digest = hashlib.blake2b(collection.method.encode(), digest_size=16)
+    for group in collection.groups:
+        digest.update(b"\n[")
+        for unit in group:
+            digest.update(to_json(unit, fallback=float, inf_nan_mode="constants") + b"\n")
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,9 @@ import contextlib
 from collections.abc import Callable
 from itertools import islice
 
-from etude.backends.state_folders import JobNameTakenError, data_hash
+from etude.backends.state_folders import JobNameTakenError
 from etude.backends.trainer_adapter import JobHyperparameters, TrainerAdapter, check_start, pauses
-from etude.core.conversion import TrajectoryCollection
+from etude.core.conversion import TrajectoryCollection, data_hash
 from etude.core.errors import EtudeError, JobStillRunning, RequestError, TrainingError
 from etude.core.interfaces import Engine
 from etude.core.job import (

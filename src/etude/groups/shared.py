@@ -14,8 +14,7 @@ from pydantic import BaseModel, ValidationError
 from etude.backends.lm_server import LanguageModelClient, LmServerAdapter
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_jobs import OpenAiJobs
-from etude.backends.state_folders import data_hash
-from etude.core.conversion import TrainingUnit, TrajectoryCollection
+from etude.core.conversion import TrainingUnit, TrajectoryCollection, data_hash
 from etude.core.errors import CapabilityError, RequestError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.keys import content_hash

@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Form, Query, UploadFile
 from fastapi.responses import FileResponse
 
-from etude.backends.job_training import require_written
+from etude.backends.job_rows import require_written
 from etude.core.errors import ImpossibleCall, RequestError
 from etude.core.json_text import JsonError, read_json
 from etude.core.keys import content_hash

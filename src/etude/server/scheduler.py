@@ -14,7 +14,8 @@ from threading import Event
 from typing import Any
 
 from etude.algorithms.algorithm import load_algorithms
-from etude.backends.job_training import JobData, JobTraining, News, units_of_rows
+from etude.backends.job_rows import units_of_rows
+from etude.backends.job_training import JobData, JobTraining, News
 from etude.backends.job_worker import ForkedProcess, JobFolder, JobOrder, ProcessJob, program
 from etude.backends.lm_server import FREE_ENGINE
 from etude.core.errors import TrainingError

@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from etude.backends.state_folders import JobContent, data_hash
+from etude.backends.state_folders import JobContent
 from etude.backends.trainer_adapter import Capabilities, TrainerAdapter, check_method, job_status
 from etude.config.finetuning import FinetuneConfig
-from etude.core.conversion import TrajectoryCollection
+from etude.core.conversion import TrajectoryCollection, data_hash
 from etude.core.errors import EtudeError, TrainingError
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
