@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from etude.algorithms.episodes import ScoredEpisode, by_agent, without_retries
-from etude.algorithms.samples import targeted_calls
+from etude.algorithms.plays import by_agent
+from etude.algorithms.samples import ScoredEpisode, targeted_calls, without_retries
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.episode import WORKFLOW, EpisodeRecord, Event, Example
 from etude.core.message import Message

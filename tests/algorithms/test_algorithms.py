@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from etude.algorithms import dpo, imitation
 from etude.algorithms.dpo import Dpo, Malt
-from etude.algorithms.episodes import ScoredEpisode, Tally
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import ExpertIteration
-from etude.algorithms.samples import make_pair, make_sample, same_prompt, targeted_calls
+from etude.algorithms.samples import ScoredEpisode, Tally, make_pair, make_sample, same_prompt, targeted_calls
 from etude.core.conversion import to_trajectory
 from etude.core.episode import WORKFLOW, Event, Example
 from etude.core.errors import RequestError

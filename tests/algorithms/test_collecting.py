@@ -11,9 +11,9 @@ import pytest
 from etude.algorithms.algorithm import make_algorithm, read_groups
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.dpo import Dpo
-from etude.algorithms.episodes import Tally, find_choices
 from etude.algorithms.grpo import Grpo
-from etude.algorithms.samples import CUT_OFF
+from etude.algorithms.plays import find_choices
+from etude.algorithms.samples import CUT_OFF, Tally
 from etude.config.finetuning import FinetuneConfig, RewardFunctionConfig
 from etude.core.episode import Event
 from etude.core.errors import RequestError

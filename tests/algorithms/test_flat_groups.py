@@ -10,9 +10,8 @@ import pytest
 import etude
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.distillation import Distillation
-from etude.algorithms.episodes import IDLE, ScoredEpisode, Tally
 from etude.algorithms.grpo import NO_ADVANTAGE, Grpo, ReinforcePP, Rloo
-from etude.algorithms.samples import targeted_calls
+from etude.algorithms.samples import IDLE, ScoredEpisode, Tally, targeted_calls
 from etude.core.episode import WORKFLOW
 from etude.core.errors import TrainingError
 from tests.algorithms.scripted_episodes import conversation, episode

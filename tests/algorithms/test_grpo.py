@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from etude.algorithms.algorithm import read_groups
-from etude.algorithms.episodes import UNMEASURED, ScoredEpisode, Tally, by_agent
 from etude.algorithms.grpo import Grpo, ReinforcePP, Rloo
-from etude.algorithms.samples import targeted_calls
+from etude.algorithms.plays import UNMEASURED, by_agent
+from etude.algorithms.samples import ScoredEpisode, Tally, targeted_calls
 from etude.core.conversion import TrajectoryCollection
 from etude.core.episode import Event
 from etude.core.errors import RequestError

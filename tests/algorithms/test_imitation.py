@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from etude.algorithms.distillation import Distillation
-from etude.algorithms.episodes import Tally
 from etude.algorithms.imitation import ExpertIteration, true_decision
+from etude.algorithms.samples import Tally
 from etude.config.load import parse_config
 from etude.core.conversion import Encoder, to_sample, to_trajectory
 from etude.core.errors import ConfigError, RequestError

@@ -4,15 +4,9 @@ import pytest
 
 from etude.algorithms import dpo, grpo
 from etude.algorithms.dpo import Dpo, Malt
-from etude.algorithms.episodes import (
-    BRANCHED,
-    Tally,
-    answers_of_group,
-    read_tree,
-    turn_returns,
-    without_retries,
-)
 from etude.algorithms.grpo import Grpo
+from etude.algorithms.plays import BRANCHED, answers_of_group, turn_returns
+from etude.algorithms.samples import Tally, read_tree, without_retries
 from etude.protocols import adp, nip
 from tests.algorithms.scripted_episodes import agent_part, played, scored_play
 

@@ -13,9 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from etude.algorithms.episodes import ScoredEpisode
 from etude.algorithms.grpo import Grpo
-from etude.algorithms.samples import targeted_calls
+from etude.algorithms.samples import ScoredEpisode, targeted_calls
 from etude.backends.lm_server import BadResponseError, ClientTimeoutError, LanguageModelClient
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection, to_sample, to_trajectory

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from etude.store.log import read_states
+from etude.store.journal import read_states
 from etude.store.run_folder import CONFIG_STEP, RunFolder
 from tests.cli.projects import change, local_project, process
 from tests.support import without_times

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from etude.loop.alarms import RewardCollapse, alarm_events
-from etude.store.log import ModelLog
+from etude.store.journal import ModelLog
 from etude.store.run_folder import RunFolder
 from tests.cli.projects import change, etude, rows, succeed, train_two_models
 from tests.support import read_summary

@@ -19,8 +19,7 @@ from etude.engines.ledger import Ledger, find_prices, load_bill, require_bounded
 from etude.engines.meter import MeteredEngine, Purpose, asking_for, most_tokens
 from etude.groups.model_jobs import ModelJobs
 from etude.rollout.phases import collecting_for, current_number
-from etude.store.journal import Journal
-from etude.store.log import ModelLog
+from etude.store.journal import Journal, ModelLog
 from etude.wire.retries import note_charged
 from tests.backends.openai_stand_in import BASE, StandIn
 from tests.backends.test_openai_jobs import supervised

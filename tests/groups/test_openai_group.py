@@ -23,8 +23,7 @@ from etude.groups import (
     agents_of_model,
 )
 from etude.protocols import adp, nip
-from etude.store.journal import Journal
-from etude.store.log import ModelLog
+from etude.store.journal import Journal, ModelLog
 from tests.algorithms.scripted_episodes import conversation, episode, played
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.openai_stand_in import StandIn

@@ -18,8 +18,7 @@ from etude.groups import GroupAgent, ModelSettings, OpenAiSharedModelGroup
 from etude.groups.model_jobs import ModelJobs
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.protocols import adp
-from etude.store.journal import Journal
-from etude.store.log import ModelLog
+from etude.store.journal import Journal, ModelLog
 from tests.protocols.games import play_record
 
 SHAPE = TinyShape(hidden_size=16, layers=1, heads=2, intermediate_size=32, max_context=64)

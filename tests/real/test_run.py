@@ -23,9 +23,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import etude
-from etude.algorithms.episodes import ScoredEpisode, Tally
 from etude.algorithms.grpo import Grpo
-from etude.algorithms.samples import targeted_calls
+from etude.algorithms.samples import ScoredEpisode, Tally, targeted_calls
 from etude.core.call import ChatRequest, Completion, Sampling
 from etude.core.episode import WORKFLOW
 from etude.core.sample import Unit

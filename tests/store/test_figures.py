@@ -15,7 +15,7 @@ from etude.store.figures import (
     stopped_by,
     versions_to_keep,
 )
-from etude.store.log import ModelLog
+from etude.store.journal import ModelLog
 from tests.show.histories import epoch, history, validation
 from tests.support import until
 

@@ -15,7 +15,7 @@ from etude.core.history import EpochEntry, ValidationEntry
 from etude.core.job import ModelVersion
 from etude.core.message import Message
 from etude.store.episodes import call_key, encode_call, encode_episode
-from etude.store.log import ModelLog
+from etude.store.journal import ModelLog
 from etude.store.run_folder import RunFolder
 
 CONFIG_YAML = """\

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias, Typ
 from pydantic import ValidationError
 
 from etude.algorithms.collecting import Collecting, CollectingBuilder
-from etude.algorithms.episodes import UnitGroup
+from etude.algorithms.samples import UnitGroup
 from etude.config import registry
 from etude.config.import_path import import_object, is_import_path, make_importable
 from etude.config.key_types import field_names

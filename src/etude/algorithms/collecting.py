@@ -13,19 +13,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import AliasChoices, Field, FiniteFloat, model_validator
 
-from etude.algorithms.episodes import (
+from etude.algorithms.plays import by_agent
+from etude.algorithms.samples import (
     IDLE,
+    CutOff,
     Group,
     ScoredEpisode,
     Tally,
     UnitGroup,
-    by_agent,
+    count_cut_off,
+    find_branches,
     list_rewards,
+    require_tokens,
     reward_groups,
+    targeted_calls,
     without_cut_off,
     without_retries,
 )
-from etude.algorithms.samples import CutOff, count_cut_off, find_branches, require_tokens, targeted_calls
 from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
 from etude.core.call import Call

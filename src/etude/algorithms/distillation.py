@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, FiniteFloat
 
 from etude.algorithms.algorithm import OfGradient
-from etude.algorithms.episodes import UnitGroup
 from etude.algorithms.grpo import Grpo
+from etude.algorithms.samples import UnitGroup
 from etude.config.component import LlmRef
 from etude.core.errors import RequestError, TrainingError
 from etude.core.interfaces import innermost

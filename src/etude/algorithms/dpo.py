@@ -10,8 +10,8 @@ from pydantic import AliasChoices, Field, FiniteFloat
 
 from etude.algorithms.algorithm import Algorithm, OfGradient
 from etude.algorithms.collecting import Need
-from etude.algorithms.episodes import Choice, Group, Tally, UnitGroup, by_agent, find_choices, is_play
-from etude.algorithms.samples import make_pair, same_prompt
+from etude.algorithms.plays import Choice, by_agent, find_choices
+from etude.algorithms.samples import Group, Tally, UnitGroup, is_play, make_pair, same_prompt
 from etude.config.builder import Builder
 from etude.config.component import ReferenceTo
 from etude.core.errors import RequestError

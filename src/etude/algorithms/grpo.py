@@ -16,7 +16,8 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from etude.algorithms.algorithm import Algorithm, OfGradient
 from etude.algorithms.collecting import Need
-from etude.algorithms.episodes import Group, Tally, UnitGroup, answers_of_group
+from etude.algorithms.plays import answers_of_group
+from etude.algorithms.samples import Group, Tally, UnitGroup
 from etude.core.errors import RequestError
 from etude.core.sample import Sample
 

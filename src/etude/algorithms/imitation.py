@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar
 from pydantic import Field
 
 from etude.algorithms.algorithm import Algorithm
-from etude.algorithms.episodes import Group, ScoredEpisode, Tally, is_play, read_tree
+from etude.algorithms.samples import Group, ScoredEpisode, Tally, is_play, read_tree
 from etude.core.errors import RequestError
 from etude.core.sample import Kind, Sample
 

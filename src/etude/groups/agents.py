@@ -9,9 +9,17 @@ from typing import Any, Self
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass as checked_dataclass
 
-from etude.algorithms.episodes import ScoredEpisode, by_agent, is_play, read_tree
 from etude.algorithms.imitation import true_decision
-from etude.algorithms.samples import make_pair, make_sample, same_prompt, targeted_calls
+from etude.algorithms.plays import by_agent
+from etude.algorithms.samples import (
+    ScoredEpisode,
+    is_play,
+    make_pair,
+    make_sample,
+    read_tree,
+    same_prompt,
+    targeted_calls,
+)
 from etude.backends.trainer_adapter import JobHyperparameters
 from etude.core.call import Call
 from etude.core.data_model import first_fault

@@ -25,7 +25,7 @@ from etude.core.records import JobPlan, JobPlanned, LineageEntry, StartWeights
 from etude.engines.ledger import Ledger
 from etude.groups.agents import ModelSettings
 from etude.processes.status import Watchdog
-from etude.store.log import ModelLog
+from etude.store.journal import ModelLog
 
 _LOOKS = 12
 """The number of status checks after a job was cancelled, over about ten seconds."""

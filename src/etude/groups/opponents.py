@@ -21,8 +21,7 @@ from etude.core.keys import generator
 from etude.engines.local import LocalLlmConfig, OpponentsConfig
 from etude.engines.openai_compatible import OpenAiLlmConfig
 from etude.store.facts import stored_at
-from etude.store.journal import Journal
-from etude.store.log import ModelLog
+from etude.store.journal import Journal, ModelLog
 
 _PHASE = re.compile(r"(train|validation|warm-up)/[^/]+")
 

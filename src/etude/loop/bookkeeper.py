@@ -32,7 +32,7 @@ from etude.rollout.phases import collecting_for, current_number
 from etude.runtime import Runtime
 from etude.store.figures import best_version, causes_in, last_version, show_command, summary_in, versions_made
 from etude.store.files import private_folder
-from etude.store.log import ModelLog
+from etude.store.journal import ModelLog
 from etude.store.run_folder import RunFolder
 
 E = TypeVar("E", EpochEntry, ValidationEntry)

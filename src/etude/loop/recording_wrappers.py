@@ -30,7 +30,7 @@ from etude.loop.metrics import selection_metrics
 from etude.loop.trainer import EpochTrainer, run_epochs
 from etude.loop.warm_up import WarmUp
 from etude.runtime import Runtime
-from etude.store.log import note_targets
+from etude.store.journal import note_targets
 
 
 class RecordedPart:

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from etude.algorithms.episodes import is_play
+from etude.algorithms.samples import is_play
 from etude.core.episode import WORKFLOW, AddedCall, EpisodeRecord, Event, in_order
 from etude.core.errors import RequestError
 from etude.core.json_text import jsonable, read_json

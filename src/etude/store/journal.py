@@ -1,7 +1,8 @@
 """The journal: every effect of a run is a step that happens once.
 
 `step(key, fn)` returns the value stored under the key, or runs `fn` and stores its result. A run that was
-killed takes the same steps again, and gets back everything that it had paid for.
+killed takes the same steps again, and gets back everything that it had paid for. The records of each trained
+model are a list in the journal, which add up to its state.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import asyncio
 import json
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from etude.core.errors import StoreError
+from etude.core.records import KINDS, ModelState, Record, state
 from etude.store.database import (
     TO_MEND,
     Operation,
@@ -32,6 +34,7 @@ Json: TypeAlias = Any
 
 _RECORDS = "record/"
 """The prefix of the keys of records, which are numbered from 1."""
+_TARGETS = "targets"
 _PAGE = 256
 
 
@@ -280,6 +283,49 @@ class Journal:
                 return self._reader.execute(statement, bounds).fetchall()
         except sqlite3.Error as error:
             raise store_error(self.path, error) from error
+
+
+class ModelLog:
+    """Adds to the records of one trained model, and keeps the state that they add up to."""
+
+    def __init__(self, journal: Journal, target: str | None = None) -> None:
+        """`target` names the model, if the journal has records of several."""
+        self._journal = journal
+        self.target = target
+        self.state = read_states(journal).get(target) or state([], journal.path.parent.name)
+
+    async def add(self, record: Record) -> None:
+        """Add a record, wait until it is committed, and change the state."""
+        # Shielded: if this task is cancelled now, the state still follows the journal.
+        await asyncio.shield(asyncio.ensure_future(self._add(record)))
+
+    async def _add(self, record: Record) -> None:
+        await self._journal.append(self._row(record))
+        self.state.apply(record)
+
+    def add_soon(self, record: Record) -> None:
+        """Add a record without waiting. It is committed before every later one."""
+        self._journal.append_soon(self._row(record))
+        self.state.apply(record)
+
+    def _row(self, record: Record) -> dict[str, Any]:
+        value = record.model_dump(mode="json")
+        return {"kind": type(record).__name__, "target": self.target, "value": value}
+
+
+async def note_targets(journal: Journal, names: Iterable[str]) -> None:
+    """Record which targets a run trains, so that other programs can read their records."""
+    await journal.put(_TARGETS, list(names))
+
+
+def read_states(journal: Journal) -> dict[str | None, ModelState]:
+    """Return the state of each target, in the order of the config. With one model, the key is None."""
+    records: dict[str | None, list[Record]] = {target: [] for target in journal.get(_TARGETS, ())}
+    for row in journal.records():
+        record = KINDS[row["kind"]].model_validate(row["value"])
+        records.setdefault(row["target"], []).append(record)
+    run_id = journal.path.parent.name
+    return {target: state(own, run_id) for target, own in (records or {None: []}).items()}
 
 
 def _dumps(key: str, value: Json) -> str:

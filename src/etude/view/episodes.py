@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from etude.algorithms.episodes import is_play
-from etude.algorithms.samples import find_branches
+from etude.algorithms.samples import find_branches, is_play
 from etude.core.call import Call, Completion
 from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord

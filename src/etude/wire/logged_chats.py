@@ -34,8 +34,7 @@ from etude.core.records import RunEnded
 from etude.core.secrets import masked_data
 from etude.store.episodes import read_episode, stored_episodes, write_episode
 from etude.store.facts import find_run
-from etude.store.journal import Journal
-from etude.store.log import ModelLog
+from etude.store.journal import Journal, ModelLog
 from etude.store.run_folder import RunFolder
 from etude.wire.client import parse_completion
 from etude.wire.request_body import check_conversation, plain_messages, validate_body
