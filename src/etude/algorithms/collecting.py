@@ -23,9 +23,7 @@ from etude.algorithms.samples import (
     UnitGroup,
     count_cut_off,
     find_branches,
-    list_rewards,
     require_tokens,
-    reward_groups,
     targeted_calls,
     without_cut_off,
     without_retries,
@@ -121,7 +119,7 @@ class Collecting(TrajectoryBuilderConfig):
     def groups(self, episodes: Sequence[Group], tally: Tally) -> list[UnitGroup]:
         """Return the samples of a whole collection. `episodes` has the scored episodes by example."""
         parts = [part for group in episodes for part in self.parts(group, tally)]
-        return [UnitGroup(self.samples(part, tally), list_rewards(part)) for part in parts]
+        return [UnitGroup(self.samples(part, tally), [scored.reward for scored in part]) for part in parts]
 
     async def completed(self, groups: list[UnitGroup], runtime: Runtime | None) -> list[UnitGroup]:
         """Add what others must provide to the samples, such as the logprobs of a teacher engine."""
@@ -246,7 +244,8 @@ class CollectingBuilder(TrajectoryBuilder):
         tally.replacements = self._replacements.pop(epoch, 0)
         groups = self.algorithm.groups(episodes, tally)
         differ = self.algorithm.compared(groups)
-        tally.reward_groups = reward_groups(groups, differ)
+        several = [own for group, own in zip(groups, differ, strict=True) if len(group.rewards or ()) > 1]
+        tally.reward_groups = {"compared": len(several), "flat": several.count(False)}
         groups = await self.algorithm.completed(groups, self._runtime)
         start = int(about.get("begins_from", 0))
         answers = (call.completion for group in episodes for scored in group for call in scored.calls)

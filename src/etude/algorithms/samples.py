@@ -363,22 +363,11 @@ class Tally:
         return asdict(self) | counts
 
 
-def reward_groups(groups: Iterable[UnitGroup], compared: Iterable[bool]) -> dict[str, int]:
-    """Return the number of groups with several rewards (`compared`), and of the `flat` ones among them."""
-    several = [differ for group, differ in zip(groups, compared, strict=True) if len(group.rewards or ()) > 1]
-    return {"compared": len(several), "flat": several.count(False)}
-
-
 def without_cut_off(group: UnitGroup, kind: Kind, tally: Tally) -> UnitGroup:
     """Return the group with cut-off answers masked out of its loss."""
     made = [mask_cut_off(unit, kind) for unit in group.units]
     tally.leave_out(CUT_OFF, made.count(None))
     return replace(group, units=[unit for unit in made if unit is not None])
-
-
-def list_rewards(group: Group) -> list[float]:
-    """Return the rewards of a group's episodes."""
-    return [scored.reward for scored in group]
 
 
 def is_play(episode: EpisodeRecord) -> bool:
