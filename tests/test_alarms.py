@@ -9,7 +9,7 @@ import pytest
 from etude.core.history import EpochEntry
 from etude.loop.alarms import Alarm
 from etude.store.figures import Summary, summary_in
-from etude.store.log import read_histories
+from etude.store.histories import read_histories
 from tests import guide_parts as guide
 from tests.several import Several, config
 from tests.support import one_quick

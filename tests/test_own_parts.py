@@ -18,7 +18,7 @@ from etude.core.job import TrainingJobStatus, TrainingStatusEnum
 from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from etude.store.facts import read_facts
-from etude.store.log import read_histories, read_jobs
+from etude.store.histories import read_histories, read_jobs
 from etude.store.run_folder import RunFolder
 from tests import guide_parts as guide
 from tests.support import one_quick, read_summary, without_times

@@ -18,8 +18,8 @@ from etude.rollout.collector import EpisodeJob
 from etude.run import Run as StoredRun
 from etude.runtime import open_runtime
 from etude.store.episodes import iter_episodes
+from etude.store.histories import read_histories
 from etude.store.journal import Journal, ModelLog
-from etude.store.log import read_histories
 from etude.store.run_folder import RunFolder
 from tests.cli import parts
 from tests.crashing import AgainstPool, run_to_end

@@ -17,7 +17,7 @@ from etude.core.errors import EtudeError, RequestError
 from etude.core.job import TrainingStatusEnum
 from etude.core.return_checks import WrongReturnError
 from etude.loop.trainer import EpochTrainerConfig
-from etude.store.log import read_histories
+from etude.store.histories import read_histories
 from tests import guide_parts as guide
 from tests.support import ScriptedEngine
 from tests.training import FakeAdapter, Run, correct, examples, play

@@ -19,7 +19,7 @@ from etude.store.backup import copy_journal, list_run_files
 from etude.store.database import DATABASE
 from etude.store.facts import RunVersion, choose_version
 from etude.store.files import private_folder
-from etude.store.log import read_histories
+from etude.store.histories import read_histories
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
 

@@ -16,7 +16,7 @@ from etude.core.history import Entry
 from etude.engines.ledger import Bill, read_bill
 from etude.store.episodes import iter_episodes
 from etude.store.facts import RunFacts, RunVersion, choose_version, read_facts
-from etude.store.log import JobFacts, read_histories, read_jobs
+from etude.store.histories import JobFacts, read_histories, read_jobs
 from etude.store.run_folder import RunFolder
 
 if TYPE_CHECKING:

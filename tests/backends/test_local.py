@@ -30,7 +30,7 @@ from etude.loop.recording_wrappers import assemble_trainer
 from etude.models.policy import Policy
 from etude.processes.pool import Cluster
 from etude.runtime import open_runtime
-from etude.store.log import read_histories
+from etude.store.histories import read_histories
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
 from tests.backends.test_local_adapter import CONFIG, collection, done, not_finite

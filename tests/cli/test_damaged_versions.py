@@ -17,7 +17,7 @@ import pytest
 
 from etude.engines.embedded import EmbeddedEngine
 from etude.store.files import SUMS
-from etude.store.log import read_histories
+from etude.store.histories import read_histories
 from etude.store.run_folder import LOCK
 from tests.cli.killed import repeatable_project
 from tests.cli.projects import etude, succeed

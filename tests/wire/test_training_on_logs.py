@@ -11,7 +11,7 @@ import pytest
 from etude.core.episode import EpisodeRecord
 from etude.store.episodes import iter_episodes, list_phases, read_episode
 from etude.store.facts import read_facts
-from etude.store.log import read_histories
+from etude.store.histories import read_histories
 from etude.store.run_folder import RunFolder
 from tests.cli.projects import change, etude
 

@@ -75,7 +75,7 @@ def after_training(run: Path, histories: Mapping[str | None, History] | None = N
     from etude.store.episodes import list_phases
     from etude.store.facts import is_hosted
     from etude.store.figures import best_version, last_version
-    from etude.store.log import read_histories
+    from etude.store.histories import read_histories
     from etude.store.run_folder import RunFolder
     from etude.store.stored_config import is_local
 

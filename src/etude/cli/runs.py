@@ -28,7 +28,7 @@ from etude.core.errors import RequestError, StoreError
 if TYPE_CHECKING:
     from etude.core.history import Entry, History
     from etude.store.facts import RunFacts
-    from etude.store.log import JobFacts
+    from etude.store.histories import JobFacts
     from etude.store.status import RunStatus, SeenStatus
 
 app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True, rich_markup_mode=None)
@@ -153,7 +153,7 @@ def compare(
 def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> None:
     """List the training jobs of a run with their status."""
     from etude.store.facts import find_run
-    from etude.store.log import INTERRUPTED, read_jobs
+    from etude.store.histories import INTERRUPTED, read_jobs
 
     path = find_run(run, output_dir)
     submitted = read_jobs(path)
@@ -223,7 +223,7 @@ def status(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> N
     Reads the run's folder, with or without a cluster, also while the run is active.
     """
     from etude.store.facts import find_run
-    from etude.store.log import read_jobs
+    from etude.store.histories import read_jobs
     from etude.store.status import run_status
 
     path = find_run(run, output_dir)

@@ -46,8 +46,8 @@ from etude.runtime import Runtime, open_runtime
 from etude.store.episodes import EVALUATION, choose_phase
 from etude.store.facts import RunVersion, choose_version
 from etude.store.files import damage_in, require_whole, write_atomically
+from etude.store.histories import read_histories
 from etude.store.journal import ModelLog
-from etude.store.log import read_histories
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import EvaluationRequest, model_config
 

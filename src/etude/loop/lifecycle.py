@@ -39,8 +39,8 @@ from etude.store.database import DATABASE, journal_damage, open_database
 from etude.store.facts import stored_at
 from etude.store.figures import last_version
 from etude.store.files import damage_in
+from etude.store.histories import end_of_run, read_histories
 from etude.store.journal import ModelLog, read_states
-from etude.store.log import end_of_run, read_histories
 from etude.store.run_folder import CONFIG, LOCK, RunFolder, RunLock, new_run_name
 from etude.store.stored_config import EvaluationRequest, stored_data, stored_text, trained_parts
 

@@ -30,7 +30,7 @@ from etude.show.metrics_files import PLOT
 from etude.show.turns import episode_transcript
 from etude.store.facts import LAST, choose_version
 from etude.store.files import write_new_files
-from etude.store.log import read_histories
+from etude.store.histories import read_histories
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
 

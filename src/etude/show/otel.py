@@ -22,8 +22,8 @@ from etude.core.errors import EtudeError, require_extra
 from etude.core.secrets import masked, masked_data
 from etude.show.tracker import RunRecord, State, TrackedRun
 from etude.store.episodes import EVALUATION, episode_scores, iter_episodes
+from etude.store.histories import read_histories
 from etude.store.journal import Journal
-from etude.store.log import read_histories
 from etude.store.run_folder import RunFolder
 
 if TYPE_CHECKING:

@@ -31,8 +31,8 @@ from etude.core.interfaces import Progress
 from etude.core.keys import content_hash
 from etude.core.records import ModelState
 from etude.engines.ledger import Bill, BillEntry, load_bill, total
+from etude.store.histories import end_of_run
 from etude.store.journal import Json, read_states
-from etude.store.log import end_of_run
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import stored_data
 

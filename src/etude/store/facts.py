@@ -21,8 +21,8 @@ from etude.core.stats import Estimate, estimate_difference, shared_bounds
 from etude.store.database import DATABASE
 from etude.store.episodes import list_phases, stored_episodes
 from etude.store.figures import Summary, best_version, last_version, summary_in
+from etude.store.histories import end_of_run, read_histories
 from etude.store.journal import read_states
-from etude.store.log import end_of_run, read_histories
 from etude.store.run_folder import LOCK, RunFolder, lock_holder
 from etude.store.stored_config import evaluated_model, read_request, stored_data, trained_parts
 

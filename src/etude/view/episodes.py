@@ -24,8 +24,8 @@ from etude.protocols.tree import WORDS as VERDICTS
 from etude.protocols.tree import EpisodeTree, Node, shown_decision
 from etude.show.turns import Turn, list_turns
 from etude.store.episodes import episode_scores, list_phases, phase_epoch, read_episode
+from etude.store.histories import read_histories
 from etude.store.journal import Journal
-from etude.store.log import read_histories
 from etude.store.outline import WORDS, EpisodeOutline, find_episodes, outlines, parse_query
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import stored_data

@@ -16,7 +16,7 @@ from etude.engines.ledger import load_bill
 from etude.store.episodes import list_phases, phase_epoch
 from etude.store.facts import RunFacts, imported_lines, list_runs
 from etude.store.figures import causes_in, failed_counts
-from etude.store.log import read_histories
+from etude.store.histories import read_histories
 from etude.store.run_folder import CONFIG_STEP, RunFolder
 from etude.store.status import run_status
 from etude.view.pages import facts_of_run, page, run_path
