@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_644,
+    "lines of source": 54_642,
     "modules": 250,
-    "lines of tests": 44_437,
+    "lines of tests": 44_422,
     "benchmark files": 12,
     "config keys": 306,
 }
