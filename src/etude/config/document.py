@@ -17,9 +17,6 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 """The keys and list positions that lead to a value."""
 
 
-_OVERRIDE = "-o "
-
-
 @dataclass(frozen=True, slots=True)
 class Document:
     """The content of a config file, or of a mapping that replaces a file."""
@@ -29,7 +26,7 @@ class Document:
     marks: Mapping[KeyPath, tuple[int, int]] = field(default_factory=dict)
     """Line and column, from 1, of each key and list item."""
     given: Mapping[KeyPath, str] = field(default_factory=dict)
-    """Paths that are not the file's, and where they are from: `-o a.b`, or an argument in Python."""
+    """Paths that are not the file's, each with the argument that set it in Python; empty for `-o`."""
 
     def overrides(self, path: KeyPath) -> bool:
         """Return whether a path, or a key below it, is not the file's."""
@@ -37,14 +34,13 @@ class Document:
 
     def name(self, path: KeyPath) -> str:
         """Return what the user calls a key: `model.max_tokens` within the argument `model`, else its path."""
-        depths = (depth for depth in range(len(path), 0, -1) if path[:depth] in self.given)
-        depth = next(depths, 0)
-        source = self.given.get(path[:depth], _OVERRIDE)
-        return join_path(path if source.startswith(_OVERRIDE) else (source, *path[depth:]))
+        depth = next((depth for depth in range(len(path), 0, -1) if path[:depth] in self.given), 0)
+        argument = self.given.get(path[:depth])
+        return join_path((argument, *path[depth:]) if argument else path)
 
     def place(self, path: KeyPath) -> tuple[str | None, int | None, int | None]:
         """Return source, line and column of a key, or of its nearest parent if the key is not in the file."""
-        sources = {key: it if it.startswith(_OVERRIDE) else None for key, it in self.given.items()}
+        sources = {key: None if argument else f"-o {join_path(key)}" for key, argument in self.given.items()}
         for depth in range(len(path), -1, -1):
             if path[:depth] in sources:
                 return sources[path[:depth]], None, None
@@ -258,8 +254,13 @@ class Override:
 
     path: KeyPath
     value: Any
-    source: str
-    """`-o a.b`, or the name of an argument in Python."""
+    argument: str = ""
+    """The argument that sets it in Python; empty for `-o`."""
+
+    @property
+    def source(self) -> str:
+        """The argument, or `-o a.b`."""
+        return self.argument or f"-o {join_path(self.path)}"
 
 
 def read_override(text: str | Override) -> Override:
@@ -270,7 +271,7 @@ def read_override(text: str | Override) -> Override:
     if not equals or not all(key.split(".")):
         raise RequestError(f"-o {key}: an override is written key.of.the.config=value")
     try:
-        return Override(tuple(key.split(".")), parse_value(value), f"{_OVERRIDE}{key}")
+        return Override(tuple(key.split(".")), parse_value(value))
     except ConfigError as error:
         problem = f"-o {key}: the value {value!r} is not valid YAML; put it in quotes"
         raise RequestError(f"{problem} ({error})") from error
@@ -282,9 +283,9 @@ def apply_overrides(document: Document, overrides: Iterable[str | Override]) -> 
     data, given = copy_containers(document.data), dict(document.given)
     for override in map(read_override, overrides):
         path = _set(data, override)
-        first, given[path] = given.get(path, override.source), override.source
-        if first != override.source and not (first + override.source).count(_OVERRIDE):
-            same = f"'{first}' and '{override.source}' are the same setting; give one of them"
+        first, given[path] = given.get(path), override.argument
+        if first and override.argument not in ("", first):
+            same = f"'{first}' and '{override.argument}' are the same setting; give one of them"
             raise RequestError(same)
     return replace(document, data=data, given=given)
 
