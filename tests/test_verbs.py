@@ -15,6 +15,7 @@ from etude.config.load import parse_config
 from etude.core.episode import Example
 from etude.core.errors import RequestError, StoreError, TrainingError
 from etude.core.interfaces import innermost
+from etude.loop.arguments import build_config
 from etude.loop.trainer import EpochTrainerConfig
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
@@ -122,11 +123,6 @@ def test_a_run_with_a_damaged_journal_has_no_summary(project, content):
     (run.folder / "run.db").write_bytes(content)
     with pytest.raises(StoreError, match=r"run\.db"):
         _ = run.summary
-
-
-class Judge:
-    def __init__(self, model: str) -> None:
-        """No run can make one."""
 
 
 def test_functions_of_a_module_are_named_in_the_config_and_need_not_be_given_again(project, monkeypatch):
@@ -249,6 +245,15 @@ def test_a_trained_version_is_evaluated_in_place_of_the_model(project):
     assert again.scores == run.scores
 
 
+def test_targets_share_an_algorithm_and_the_first_reward():
+    play, correct = own_parts()
+    own, rewards = {"algorithm": etude.Grpo(group=4)}, {"a": correct, "b": correct}
+    parts = {"model": None, "models": {"x": MODEL, "y": MODEL}, "targets": {"x": own, "y": own}}
+    config = build_config(play, parts | {"reward": rewards, "examples": ROWS}, [], {}, enabled=True)
+    assert [each.reward_function.name for each in config.finetuning.targets.values()] == ["a", "a"]
+    assert list(config.trajectory_builders) == ["grpo"]
+
+
 KINDS = {
     "pandas": lambda rows: pytest.importorskip("pandas").DataFrame(rows),
     "datasets": lambda rows: pytest.importorskip("datasets").Dataset.from_list(rows),
@@ -271,7 +276,7 @@ def test_examples_come_from_tables_and_iterables_and_make_their_own_ids(project,
     [
         ({"name": Path("p")}, "name .* found PosixPath"),
         ({"algorithm": 5}, "algorithm .*`_type`, found 5"),
-        ({"reward": Judge}, "Judge.* etude.Evaluator"),
+        ({"reward": date}, "date.* etude.Evaluator"),
         ({"epochs": 1, "num_epochs": 2}, "'epochs' and 'num_epochs'"),
         ({"overrides": "a.b=1"}, "-o a: .*key.of.the.config=value"),
         ({"examples": 3}, "examples .* Examples.* found 3"),

@@ -207,7 +207,7 @@ async def initialized(shared_project, of):
     with RunFolder.create(shared_project / "runs", "run") as run:
         async with open_runtime(of, run) as runtime:
             trainer = await assemble_trainer(runtime)
-            await trainer.initialize(runtime.config.finetuning)
+            await trainer.initialize(of.finetuning)
             yield {name: innermost(engine).policy for name, engine in runtime.engines.items()}
 
 

@@ -16,7 +16,7 @@ from etude.config.load import load_config, parse_config
 from etude.config.registry import register_evaluator
 from etude.config.schema import Config
 from etude.core.errors import ConfigError, EtudeError, RequestError
-from etude.rollout.datasets import JsonDatasetConfig, JsonlDatasetConfig
+from etude.rollout.datasets import JsonlDatasetConfig
 
 
 class TracedConfig(EvaluatorConfig, name="traced"):
@@ -110,7 +110,7 @@ async def test_what_a_component_raises_is_told_with_its_name_and_place(parts: ob
             assert __file__ in str(raised.value)
 
 
-async def test_another_dataset_may_be_a_config_or_a_file(folder: Path):
+async def test_another_dataset_may_be_a_file(folder: Path):
     (folder / "project").mkdir()
     (folder / "project/val.jsonl").write_text("")
     (folder / "project/config.yml").write_text(
@@ -119,9 +119,5 @@ async def test_another_dataset_may_be_a_config_or_a_file(folder: Path):
     async with Builder(load_config("project/config.yml")) as builder:
         file: Any = await builder.get_dataset("val.jsonl")
         assert file == JsonlDatasetConfig(file_path=folder / "project/val.jsonl", id_key="n")
-        assert await builder.get_dataset(Path("val.jsonl")) is file
-        other: Any = await builder.get_dataset(JsonDatasetConfig(file_path=Path("y.json")))
-        assert other == JsonDatasetConfig(file_path=Path("y.json"))
-        assert await builder.get_dataset() is await builder.get_dataset()
         with pytest.raises(ConfigError, match=r"suffix of 'val.txt' .*: .json, .jsonl"):
             await builder.get_dataset("val.txt")

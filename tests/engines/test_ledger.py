@@ -30,7 +30,6 @@ PRICES = {"prompt": 2.0, "cached": 0.5, "completion": 8.0, "training": 25.0}
 
 
 def limits(data: dict[str, Any]) -> dict[str, Any]:
-    """The models and the budget of a config."""
     config = parse_config(data)
     return {"llms": config.llms, "budget": config.budget}
 

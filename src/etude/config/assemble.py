@@ -97,7 +97,6 @@ def parse_components(kind: Kind, sources: Mapping[KeyPath, Any], config: Config)
     config_file = config.finetuning.run_configuration.config_file
     problems = Problems(Document({}))
     assembly = _Assembly(problems, [config_file.parent if config_file else Path(), Path()])
-    # All import paths first, as for a whole config.
     spelled = {path: assembly.spell_out(path, kind, source) for path, source in sources.items()}
     for path, each in spelled.items():
         if kind == "datasets" and isinstance(each, dict):

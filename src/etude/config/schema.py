@@ -218,9 +218,8 @@ class Config(BaseModel, extra="forbid", frozen=True):
         entries = self.section(kind)
         if name not in entries:
             listing = alternatives(name, entries, otherwise="it is empty")
-            about = KINDS[kind]
-            text = f"'{join_path(about.places[0])}' has no {about.noun} '{name}'{listing}"
-            problems.add(path, text)
+            place, noun = join_path(KINDS[kind].places[0]), KINDS[kind].noun
+            problems.add(path, f"'{place}' has no {noun} '{name}'{listing}")
 
     def _choose(self, path: KeyPath, given: str | None, kind: Kind, problems: Problems) -> str | None:
         """Return the name for `path`: the given one, or the only candidate. Several are a problem in

@@ -163,9 +163,9 @@ def _keys_of_parts(agent: Any, parts: Mapping[str, Any]) -> Iterator[Override]:
             yield Override(path, dataset_config(parts[argument]), argument)
     known: dict[KeyPath, Any] = {}
     yield from _keys_of_components(parts, ("finetuning",), "", known)
-    targets = parts.get("targets")
-    if targets is None and evaluators:
+    if evaluators:
         yield Override(("finetuning", "reward_function"), {"name": next(iter(evaluators))}, "reward")
+    targets = parts.get("targets")
     named = targets if isinstance(targets, Mapping) else {}
     for name in [targets] if isinstance(targets, str) else targets or ():
         target, place = dict(named.get(name, {})), ("finetuning", "targets", name)
@@ -186,15 +186,16 @@ def _keys_of_components(
             continue
         if isinstance(component, str):
             component = {"_type": component}
-        is_dict = isinstance(component, dict)
-        kind = component.get("_type") if is_dict else getattr(component, "type_name", None)
-        if kind is None or isinstance(component, type):
+        keys = component if isinstance(component, dict) else {"_type": getattr(component, "type_name", None)}
+        if (kind := keys.get("_type")) is None or isinstance(component, type):
             text = f"{prefix}{argument} is a name, a config or a dict with `_type`, found {component!r:.80}"
             raise RequestError(text)
         name = str(kind).replace(":", ".").rpartition(".")[2] or argument
-        while known.setdefault((section, name), component) is not component:
+        while known.get((section, name), component) is not component:
             name += "_"
-        yield Override((section, name), component, f"{prefix}{argument}")
+        if (section, name) not in known:
+            known[section, name] = component
+            yield Override((section, name), component, f"{prefix}{argument}")
         yield Override((*place, section.removesuffix("s")), name, f"{prefix}{argument}")
 
 
