@@ -8,7 +8,7 @@ import yaml
 
 from etude.config.load import load_config, parse_config, resolved_yaml
 from etude.core.episode import Example
-from etude.core.errors import RequestError
+from etude.core.errors import ErrorBudgetExceeded, RequestError
 from etude.core.keys import generator
 from etude.core.records import RunEnded
 from etude.engines.local import OpponentsConfig
@@ -140,7 +140,7 @@ async def test_a_trainer_that_trains_one_model_is_refused(run):
 
 
 async def test_an_agent_must_say_which_of_several_models_it_means(run):
-    with pytest.raises(Exception, match=r"several models.* prover, verifier"):
+    with pytest.raises(ErrorBudgetExceeded, match=r"several models.* prover, verifier"):
         await run.start(config(workflow="tests.training:play"))
 
 

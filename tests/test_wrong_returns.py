@@ -13,7 +13,7 @@ import etude
 from etude.config import registry
 from etude.config.builder import Builder
 from etude.config.load import parse_config
-from etude.core.errors import EtudeError, RequestError
+from etude.core.errors import ErrorBudgetExceeded, EtudeError, RequestError
 from etude.core.job import TrainingStatusEnum
 from etude.core.return_checks import WrongReturnError
 from etude.loop.trainer import EpochTrainerConfig
@@ -175,6 +175,6 @@ def test_of_an_engine(tmp_path, monkeypatch, says, returned, is_plain):
     engine = returning(ScriptedEngine, "complete", says)
     monkeypatch.setattr("tests.cli.parts.ScriptedEngine", plain(engine, "complete") if is_plain else engine)
     said = rf"test_wrong_returns.py:\d+: Mine.complete returned {returned}.* `Completion`"
-    with pytest.raises(EtudeError, match=said):
+    with pytest.raises(ErrorBudgetExceeded, match=said):
         model = "tests.cli.parts:scripted"
         etude.evaluate(play, reward=correct, examples=examples(2), model={"_type": model}, progress=False)

@@ -254,7 +254,7 @@ def test_a_line_tells_its_method(row: dict, method: str) -> None:
 @pytest.mark.parametrize(
     ("method", "row", "told"),
     [
-        ("supervised", {"messages": [ASKED]}, "role assistant to learn"),
+        ("supervised", {"messages": [ASKED]}, "assistant to learn"),
         ("supervised", {"messages": [ASKED, SAID], "typo": 1}, "typo"),
         ("supervised", {"messages": [ASKED | {"weight": 1}, SAID]}, "only .*role assistant"),
         ("supervised", {"messages": [{"role": "assistant"}]}, "needs a content"),

@@ -38,7 +38,7 @@ def test_the_deepest_that_may_be() -> None:
 def test_too_many_values_are_refused() -> None:
     assert len(read_json("[0,0,0]", most_values=5)) == 3
     for text in ("[0,0,0,0,0,0]", '{"a": [1, 2], "b": [3, 4]}', "[[],[],[],[]]"):
-        with pytest.raises(ValueError, match="more than 5 values"):
+        with pytest.raises(JsonError, match="more than 5 values"):
             read_json(text, most_values=5)
 
 
@@ -62,7 +62,7 @@ def test_what_is_no_json_is_a_value_error(text) -> None:
         (b'[1,\n"\xe4"]', "byte 0xe4 is not UTF-8", 2, 2),
         ("[1,\n-Infinity]", "no NaN and no Infinity", 2, 2),
         ("[1,\n" + "[" * 300, "deeper than 64 levels", 2, 201),
-        ("[1e400]", "too large for a float", None, None),
+        ("[1e400]", "for a float", None, None),
     ],
 )
 def test_an_error_says_where_and_what_to_do(text, problem: str, line: int | None, column: int | None) -> None:

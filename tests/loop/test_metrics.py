@@ -70,12 +70,12 @@ def test_validation_excludes_what_has_no_score_and_counts_it():
     ("metrics", "reason"),
     [
         ({"left_out": {"flat": 3}}, "3 × flat"),
-        ({"untargeted": 2}, "2 × episode without a call"),
+        ({"untargeted": 2}, "2 × episode without"),
         ({"unscored": 1}, "1 × episode without"),
-        ({"num_groups": 4, "curriculum_flat_groups": 4}, "4 × group whose rewards differ"),
+        ({"num_groups": 4, "curriculum_flat_groups": 4}, "4 × group whose rewards"),
         ({"left_out": {"flat": 3}, **reward_metrics([0.0] * 6)}, "3 × flat; every reward is 0"),
         (reward_metrics([1.0] * 6), "every reward is 1, the highest"),
-        ({}, "no trajectories were built"),
+        ({}, "no trajectories"),
     ],
 )
 def test_a_skip_says_what_was_left_out(metrics, reason):

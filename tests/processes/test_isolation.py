@@ -14,7 +14,7 @@ from unittest.mock import AsyncMock
 import pytest
 
 from etude.core.call import ChatRequest, Completion, Delta
-from etude.core.errors import EngineError, EtudeError, PromptTooLong
+from etude.core.errors import ConfigError, EngineError, EtudeError, PromptTooLong
 from etude.engines.programs import LocalChild, LocalLauncher, ProcessEnd, Program
 from etude.processes import pool
 from etude.wire.retries import note_retries
@@ -127,7 +127,7 @@ async def test_an_agent_that_cannot_be_built_there_ends_the_run_with_the_reason(
     config = config_with(isolation="process", runners=1)
     misspelt = {"workflow": "tests.processes.fragile:paly", "llms": {}}
     monkeypatch.setattr(pool, "config_to_json", lambda config, **options: misspelt)
-    with pytest.raises(EtudeError, match=r"has no 'paly'; did you mean 'tests.processes.fragile:play'"):
+    with pytest.raises(ConfigError, match=r"'paly'.*'tests.processes.fragile:play'"):
         await evaluate(tmp_path / "run", config, EchoEngine(), examples(""))
 
 

@@ -57,10 +57,10 @@ def test_a_good_protocol_is_built_and_cannot_be_changed() -> None:
     [
         ([(Turn("ann", ("hall",)), Turn("bob", ("hall",))), END], "'ann' and 'bob' .*channel"),
         ([(Turn("bob", ("desk",)),), END], "'bob' writes .*'desk' in round 0, .*read"),
-        ([(Turn("ann", ("hall",), "must"),)], "'ann' must decide in round 0.* role"),
+        ([(Turn("ann", ("hall",), "must"),)], "'ann' must .* round 0.* role"),
         ([ASK], r"the last round \(0\) .*'ann' to decide"),
         ([END, END], ".*follow round 0, .*decide"),
-        ([(Turn("ann", ("hall",)), Turn("ann", ("desk",))), END], "'ann' .*two turns in round 0"),
+        ([(Turn("ann", ("hall",)), Turn("ann", ("desk",))), END], "'ann' .*two turns .*round 0"),
         ([(Turn("ann"),), END], "'ann' neither .* in round 0"),
         ([(Turn("anne", ("hall",)),), END], "round 0 .*'anne', .*'ann'"),
         ([(), END], "round 0 has no turns"),

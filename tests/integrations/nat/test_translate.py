@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import APIStatusError, AsyncOpenAI, OpenAI
+from openai import AsyncOpenAI, ConflictError, OpenAI
 from pydantic import BaseModel, ConfigDict, Field
 
 from etude.config.builder import Builder
@@ -236,7 +236,7 @@ async def test_a_thread_may_wait_for_its_answer(tmp_path):
 
 
 async def test_the_trained_model_is_for_episodes_alone():
-    with pytest.raises(APIStatusError, match=r"separate entry .*`llms`"):
+    with pytest.raises(ConflictError, match=r"separate entry .*`llms`"):
         await asking().chat.completions.create(**question("how good was it?"))
-    with pytest.raises(APIStatusError, match=r"outside .*episode"):
+    with pytest.raises(ConflictError, match=r"outside .*episode"):
         blocking().chat.completions.create(**question("how good was it?"))
