@@ -4,6 +4,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
+from pydantic import ValidationError
 
 from etude.algorithms.samples import make_sample
 from etude.core.conversion import TrajectoryCollection
@@ -146,7 +147,7 @@ def test_step_rewards_have_no_place_in_art():
     ],
 )
 def test_the_address_is_checked(backend, problem):
-    with pytest.raises(ValueError, match=problem):
+    with pytest.raises(ValidationError, match=problem):
         ARTTrainerAdapterConfig(backend=backend)
 
 

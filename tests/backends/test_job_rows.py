@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from etude.algorithms.imitation import Supervised
 from etude.backends.job_rows import require_written, units_of_rows
@@ -125,21 +126,23 @@ LAST = {"role": "assistant", "content": "3"}
 RESULT = {"role": "tool", "tool_call_id": "call_1", "content": "3"}
 
 
+def pair(worse: dict[str, Any], *context: dict[str, Any]) -> DpoRow:
+    asked = {"messages": context or [user("1+2?")]}
+    return DpoRow.model_validate(
+        {"input": asked, "preferred_output": [LAST], "non_preferred_output": [worse]}
+    )
+
+
 @pytest.mark.parametrize(
     "arguments", ['{"a": 1', "[1, 2]", "null", "3", '"{}"', "", "{'a': 1}", '{"a": NaN}', '{"a": 1, "a": 2}']
 )
 @pytest.mark.parametrize("weight", [None, 0])
 def test_arguments_that_are_no_json_object_are_no_row(arguments: str, weight: int | None) -> None:
     answer = calls(arguments) | ({} if weight is None else {"weight": weight})
-    with pytest.raises(ValueError, match=r"arguments .*'calculator' are (no|broken) JSON"):
+    with pytest.raises(ValidationError, match=r"arguments .*'calculator' are (no|broken) JSON"):
         SupervisedRow.model_validate({"messages": [user("1+2?"), answer, RESULT, LAST]})
-    pair = {
-        "input": {"messages": [user("1+2?")]},
-        "preferred_output": [LAST],
-        "non_preferred_output": [answer],
-    }
-    with pytest.raises(ValueError, match=r"arguments .*'calculator'"):
-        DpoRow.model_validate(pair)
+    with pytest.raises(ValidationError, match=r"arguments .*'calculator'"):
+        pair(answer)
 
 
 @pytest.mark.parametrize(
@@ -160,13 +163,8 @@ def test_what_the_template_does_not_write_is_refused(
 ) -> None:
     with pytest.raises(RequestError, match=lost):
         checked(template, user("1+2?"), answer)
-    pair = {
-        "input": {"messages": [user("1+2?")]},
-        "preferred_output": [LAST],
-        "non_preferred_output": [answer],
-    }
     with pytest.raises(RequestError, match=lost):
-        require_written(DpoRow.model_validate(pair), chatml_policy(template).template)
+        require_written(pair(answer), chatml_policy(template).template)
 
 
 @pytest.mark.parametrize(
@@ -194,9 +192,8 @@ def test_a_conversation_that_begins_with_the_assistant_says_what_to_do() -> None
 
 def test_calls_in_the_context_are_written_too() -> None:
     template, context = chatml_policy(NO_TOOLS).template, [user("1+2?"), calls("{}"), RESULT]
-    pair = {"input": {"messages": context}, "preferred_output": [LAST], "non_preferred_output": [LAST]}
     rows = [
-        DpoRow.model_validate(pair),
+        pair(LAST, *context),
         SupervisedRow.model_validate({"messages": [context[0], context[1] | {"weight": 0}, RESULT, LAST]}),
     ]
     for row in rows:
@@ -206,5 +203,5 @@ def test_calls_in_the_context_are_written_too() -> None:
 
 
 def test_a_refusal_beside_a_content_is_not_lost() -> None:
-    with pytest.raises(ValueError, match=r"content .*refusal"):
+    with pytest.raises(ValidationError, match=r"content .*refusal"):
         SupervisedRow.model_validate({"messages": [user("1+2?"), LAST | {"refusal": "I cannot."}]})

@@ -23,6 +23,7 @@ from etude.core.errors import EngineError, StoreError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.trajectory import DPOItem, Trajectory
 from etude.engines.embedded import EmbeddedEngine
+from etude.store.files import DamagedError
 from tests.learner.gradients import forest, sequences
 from tests.models.tiny_models import family, fresh_policy, policy
 
@@ -274,7 +275,7 @@ async def test_pruning_keeps_what_is_asked_for_and_what_is_in_memory(tmp_path):
     assert (await adapter.status(ref)).version == versions[0]  # It was done, though its weights are gone.
     await adapter.restore(versions[1])
     assert (await adapter.current_version()) == versions[1]
-    with pytest.raises(StoreError, match="v1 is missing"):
+    with pytest.raises(DamagedError, match="v1 is missing"):
         await adapter.restore(versions[0])
     assert (await adapter.current_version()) == versions[1]
 

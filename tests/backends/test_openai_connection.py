@@ -6,6 +6,7 @@ import asyncio
 
 import httpx
 import pytest
+from pydantic import ValidationError
 
 from etude.backends import openai_api
 from etude.backends.openai_api import api_errors, connect
@@ -119,5 +120,5 @@ async def test_an_answer_to_something_else_makes_nothing_a_second_time(spoilt, m
 
 
 def test_an_address_with_a_secret_in_it_is_refused():
-    with pytest.raises(ValueError, match="use `api_key`"):
+    with pytest.raises(ValidationError, match="use `api_key`"):
         OpenAiAdapterConfig(base_url="http://user:secret@there.invalid/v1")
