@@ -15,7 +15,8 @@ from etude.algorithms.plays import UNMEASURED, by_agent
 from etude.algorithms.samples import ScoredEpisode, Tally, targeted_calls
 from etude.core.conversion import TrajectoryCollection
 from etude.core.episode import Event
-from etude.core.errors import RequestError
+from etude.core.errors import RequestError, TrainingError
+from etude.core.return_checks import WrongReturnError
 from etude.core.sample import Sample, Turn
 from etude.server.job_request import job_algorithm, resolve_hyperparameters
 from tests.algorithms.scripted_episodes import conversation, episode
@@ -69,6 +70,22 @@ def test_turns_are_compared_with_the_same_turn_of_their_siblings():
         sample(0.0, 1, 1, returns=[5.0, 7.0]),
     ]
     assert PLAIN.advantages(group) == [[-2.0, -1.0, 0.0], [0.0, -1.0], [2.0, 2.0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error"),
+    [
+        ("compare", None, WrongReturnError),
+        ("compare", [1.0], TrainingError),
+        ("advantages", [[], []], TrainingError),
+        ("needs", {"reference_BT"}, WrongReturnError),
+    ],
+)
+def test_an_own_method_that_returns_something_odd_is_named(name, value, error):
+    odd = type("Odd", (Grpo,), {name: lambda self, *_: value, "__module__": __name__})()
+    group = [sample(0.0, 1), sample(1.0, 1)]
+    with pytest.raises(error, match=name if error is TrainingError else "returned"):
+        odd.has_advantage(group), odd.needs()
 
 
 def test_groups_are_scored_on_their_own_and_spread_over_the_sampled_tokens():

@@ -14,7 +14,7 @@ from etude.algorithms.algorithm import find_same_loss, make_algorithm
 from etude.config.finetuning import FinetuneConfig
 from etude.config.load import parse_config
 from etude.core.conversion import to_sample
-from etude.core.errors import CapabilityError, ConfigError, RequestError
+from etude.core.errors import CapabilityError, ConfigError, RequestError, TrainingError
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
 from tests.backends.lm_stand_in import LmStandIn
@@ -155,3 +155,19 @@ async def test_an_algorithm_without_a_loss_is_refused_before_anything_is_sampled
         await trained(project, "bare", "bare:Bare")
     with RunFolder.open(project / "runs" / "bare") as run:
         assert not list(run.journal.scan("train/"))
+
+
+@pytest.mark.parametrize(
+    ("loss", "said"),
+    [
+        ("return logprobs_BT, {}", r"Odd\.loss returned a tensor of shape"),
+        ("return logprobs_BT.detach().sum(), {}", r"Odd\.loss returned a number without a gradient"),
+        ("return logprobs_BT.sum(), {'x': 'y'}", r"Odd\.loss returned a tuple"),
+        ("raise KeyError('mine')", r"odd\.py:6: KeyError: 'mine'"),
+    ],
+)
+async def test_an_odd_loss_is_named_with_what_is_odd(project, loss, said):
+    head = "import etude\n\n\nclass Odd(etude.Grpo):\n    def loss(self, logprobs_BT, batch):\n"
+    (project / "odd.py").write_text(f"{head}        {loss}\n")
+    with pytest.raises(TrainingError, match=said):
+        await trained(project, "odd", "odd:Odd")

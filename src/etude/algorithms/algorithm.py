@@ -79,8 +79,8 @@ class Algorithm(Collecting):
         """Register the class under its name or its import path. The name "" registers nothing."""
         path = f"{cls.__module__}:{cls.__qualname__}"
         super().__pydantic_init_subclass__(name=path if name is None else name, **kwargs)
-        for interface in (Collecting, Algorithm):
-            wrap_implementations(cls, interface)
+        parents = (each for each in reversed(cls.__mro__[1:]) if issubclass(each, Collecting))
+        wrap_implementations(cls, *parents)
         if cls.type_name:
             register_trajectory_builder(config_type=cls)(_build)
 
@@ -108,8 +108,7 @@ class Algorithm(Collecting):
         values = self.advantages(group)
         if values is None:
             return len({(sample.reward, *(sample.returns or ())) for sample in group}) > 1
-        # NaN counts as different here. `_with_advantages` refuses it by name.
-        return any(not abs(value) <= _ROUNDING for turns in values for value in turns)
+        return any(abs(value) > _ROUNDING for turns in self._rows(group, values) for value in turns)
 
     def compared(self, groups: Sequence[UnitGroup]) -> list[bool]:
         """Return for each group of a collection whether it has something to compare. For samples, that means
@@ -146,11 +145,14 @@ class Algorithm(Collecting):
         for group in groups:
             known = all(sample.advantages is not None for sample in group)
             values = None if known else self.advantages(group)
-            assigned.append([*group] if values is None else self._with_advantages(group, values))
+            if values is not None:
+                rows = zip(group, self._rows(group, values), strict=True)
+                group = [replace(each, advantages=each.by_token(turns)) for each, turns in rows]
+            assigned.append([*group])
         return assigned
 
-    def _with_advantages(self, group: Sequence[Sample], values: Sequence[Sequence[float]]) -> list[Sample]:
-        """Add advantages to a group's samples. Raises TrainingError for missing or invalid values."""
+    def _rows(self, group: Sequence[Sample], values: Sequence[Sequence[float]]) -> list[list[float]]:
+        """Return a group's advantages as floats. Raises TrainingError for missing or invalid values."""
         who = f"{self.type_name}: `advantages` gives each sample a list with a finite number for each turn"
         try:
             rows = [[number(value) for value in turns] for turns in values]
@@ -162,9 +164,7 @@ class Algorithm(Collecting):
             if len(turns) != len(sample.turns) or not all(map(math.isfinite, turns)):
                 gave = f"episode {sample.episode or '?'} with {len(sample.turns)} turns got {turns}"
                 raise TrainingError(f"{who}, and {gave}")
-        return [
-            replace(each, advantages=each.by_token(turns)) for each, turns in zip(group, rows, strict=True)
-        ]
+        return rows
 
     def units(self, groups: Sequence[Sequence[SampleOrPair]]) -> list[tuple[Sample, ...]]:
         """Return all units of a job in the learner's form."""

@@ -18,7 +18,7 @@ from etude.algorithms.algorithm import Algorithm, OfGradient
 from etude.algorithms.collecting import Need
 from etude.algorithms.plays import answers_of_group
 from etude.algorithms.samples import Group, Tally, UnitGroup
-from etude.core.errors import RequestError
+from etude.core.errors import RequestError, TrainingError
 from etude.core.sample import Sample
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ class Grpo(Algorithm, name="grpo"):
         names = [index if sample.episode is None else sample.episode for index, sample in enumerate(group)]
         if not any(sample.returns for sample in group):
             rewards = {name: sample.reward for name, sample in zip(names, group, strict=True)}
-            by_name = dict(zip(rewards, self.compare([*rewards.values()]), strict=True))
+            by_name = dict(zip(rewards, self._gains([*rewards.values()]), strict=True))
             return [[by_name[name]] * len(sample.turns) for name, sample in zip(names, group, strict=True)]
         courses: defaultdict[Any, list[tuple[int, int]]] = defaultdict(list)
         for index, (name, sample) in enumerate(zip(names, group, strict=True)):
@@ -166,10 +166,17 @@ class Grpo(Algorithm, name="grpo"):
         values = [sample.turn_rewards for sample in group]
         for turn in range(max(map(len, courses.values()))):
             places = [course[turn] for course in courses.values() if len(course) > turn]
-            gains = self.compare([values[index][number] for index, number in places])
+            gains = self._gains([values[index][number] for index, number in places])
             for (index, number), gain in zip(places, gains, strict=True):
                 values[index][number] = gain
         return values
+
+    def _gains(self, rewards: Sequence[float]) -> list[float]:
+        gains = self.compare(rewards)
+        if len(gains) != len(rewards):
+            told = f"one number for each reward, and it gave {len(gains)} for {len(rewards)}"
+            raise TrainingError(f"{self.type_name}: `compare` gives {told}")
+        return gains
 
     def needs(self) -> set[Need]:
         """Return the needed data: the options for KL and correction each need their own."""

@@ -21,9 +21,10 @@ from etude.algorithms.algorithm import Algorithm, read_groups
 from etude.backends.state_folders import JobContent, MadeVersion, StateFolders, VersionWriter
 from etude.backends.trainer_adapter import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
+from etude.config.import_path import where_raised
 from etude.core.call import ChatRequest
 from etude.core.conversion import Encoder, TrainingUnit, TrajectoryCollection
-from etude.core.errors import TrainingError, first_line
+from etude.core.errors import EtudeError, TrainingError, first_line
 from etude.core.job import ModelVersion
 from etude.core.message import Message
 from etude.core.sample import Pair, Sample, SampleOrPair, Unit, has_gradient, is_trained, trained_tokens
@@ -41,14 +42,16 @@ class TooLittleMemory(TrainingError):
     """A step would take more memory than is free."""
 
 
-def training_error(error: RuntimeError) -> TrainingError:
-    """Return a job's error for a torch error."""
+def training_error(error: Exception) -> EtudeError:
+    """Return a job's error for any error, with the place in a user's code; Etude's own are returned as is."""
+    if isinstance(error, EtudeError):
+        return error
     if isinstance(error, OutOfMemoryError):
         return TooLittleMemory(
             f"memory ran out: {first_line(error)}; lower token_budget or batch_size, set "
             "gradient_checkpointing, or train LoRA weights"
         )
-    return TrainingError(f"training failed: {error}")
+    return TrainingError(f"training failed: {where_raised(error)}")
 
 
 def require_room(learner: Learner) -> None:
@@ -407,7 +410,7 @@ class LocalLearner:
                 written = self._writer.add(made, at_once=job.at_once)
             except BaseException as error:
                 self._restore(start)
-                if isinstance(error, RuntimeError):
+                if isinstance(error, Exception) and not isinstance(error, EtudeError):
                     raise training_error(error) from error
                 raise
             finally:

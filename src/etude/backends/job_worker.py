@@ -26,7 +26,7 @@ from pydantic import BaseModel
 
 from etude.backends.job_training import Interrupted, News, TooLittleMemory, training_error
 from etude.backends.state_folders import StateFolders
-from etude.core.errors import EtudeError, TrainingError, error_words
+from etude.core.errors import EtudeError, TrainingError
 from etude.core.process import set_up_process
 from etude.engines.programs import last_lines
 from etude.learner.learner import TrainingCanceled
@@ -231,10 +231,9 @@ def _work(path: str, folder: JobFolder, member: TeamMember | None) -> int:
     except Exception as error:  # noqa: BLE001  trying again would end the same way, whatever it was
         if not isinstance(error, EtudeError):
             _LOG.exception("job %s", order.job)
-        code = "insufficient_memory" if isinstance(error, TooLittleMemory) else "training_failed"
-        known = training_error(error) if isinstance(error, RuntimeError) else error
-        words = str(known) if isinstance(known, EtudeError) else f"training failed: {error_words(error)}"
-        folder.add_news(News(kind="failed", message=words, code=code))
+        known = training_error(error)
+        code = "insufficient_memory" if isinstance(known, TooLittleMemory) else "training_failed"
+        folder.add_news(News(kind="failed", message=str(known), code=code))
         return 1
     return 0
 

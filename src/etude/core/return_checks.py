@@ -13,7 +13,7 @@ import sys
 import types
 from collections.abc import Callable, Sequence, Set
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from etude.core.data_model import name_type, number
 from etude.core.errors import EtudeError, RequestError
@@ -21,10 +21,11 @@ from etude.core.errors import EtudeError, RequestError
 C = TypeVar("C", bound=Callable[..., Any])
 
 
-def wrap_implementations(cls: type, interface: type) -> None:
-    """Wrap the interface's methods that `cls` itself defines, so that results are checked. Raises
-    RequestError for an `async def` where the interface's method is not awaited."""
-    for name, declared in vars(interface).items():
+def wrap_implementations(cls: type, *interfaces: type) -> None:
+    """Wrap the methods that `cls` itself defines and the first of the interfaces declares, so that results
+    are checked. Raises RequestError for an `async def` where the interface's method is not awaited."""
+    methods = {name: method for interface in reversed(interfaces) for name, method in vars(interface).items()}
+    for name, declared in methods.items():
         own = vars(cls).get(name)
         is_method = inspect.isfunction(declared) and not name.startswith("_")
         if is_method and inspect.isfunction(own) and not getattr(own, "__isabstractmethod__", False):
@@ -108,7 +109,12 @@ def _fits(value: Any, expected: Any) -> bool:
         is_tuple = isinstance(value, tuple | list) and len(value) == len(items)
         return is_tuple and all(map(_fits, value, items))
     if get_origin(expected) is set:
-        return isinstance(value, Set)
+        return isinstance(value, Set) and all(_fits(each, *get_args(expected)) for each in value)
+    if get_origin(expected) is dict:
+        is_dict, item = isinstance(value, dict), get_args(expected)[1]
+        return is_dict and all(_fits(each, item) for each in value.values())
+    if get_origin(expected) is Literal:
+        return value in get_args(expected)
     if expected is float:
         try:
             number(value)

@@ -246,7 +246,12 @@ class Learner:
         with checkpointing_layers(self.policy.model) if twice else nullcontext():
             if chunk is None:
                 return self._run(idle), {}
-            return objective.loss(self._run(chunk.logprobs), chunk.micro)
+            loss, metrics = objective.loss(self._run(chunk.logprobs), chunk.micro)
+        if loss.ndim or (torch.is_grad_enabled() and not loss.requires_grad):
+            what = f"a tensor of shape {[*loss.shape]}" if loss.ndim else "a number without a gradient"
+            told = f"returned {what}; return one number, computed from `logprobs_BT` with their gradient"
+            raise TrainingError(f"{type(objective).__qualname__}.loss {told}")
+        return loss, metrics
 
     def _passes(self, units: Sequence[Unit], objective: Objective) -> Iterable[Pass | None]:
         """Return the step's micro-batches, with the reference's logprobs if the objective needs them."""
