@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ llms:
     temperature: 2
     "quoted": yes
 """
+
+REPEATED = "a: &a 1\n" + "\n".join(f"{b}: &{b} [{f'*{a}, ' * 20}]" for a, b in pairwise("abcdef"))
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=12)
 TREES = st.recursive(
@@ -96,7 +99,9 @@ def test_text_is_written_so_that_readers_of_either_yaml_take_it_for_text(text: s
     ("text", "message"),
     [
         ("a: 1\nb: 1" + "0" * 5000, "c.yml: not valid YAML: Exceeds the limit"),
-        ("a: 1\nb: " + "[" * 500 + "]" * 500, "c.yml: not valid YAML: maximum recursion"),
+        ("a: 1\nb: " + "[" * 500 + "]" * 500, "c.yml: not valid YAML: it is too deep"),
+        ("a: &a\n  b: *a", "c.yml: not valid YAML: it is too deep, or an alias is in itself"),
+        (REPEATED, "c.yml: it has over 100000 keys"),
         ("a: 1\nb: {{ question }}", "c.yml:2:5: .*put text with ':' or '{' in quotes"),
         ("a: 1\nb: a\x07", "c.yml:2: .*special characters"),
         ("a: 1\nb: !!int yes", "c.yml: not valid YAML: invalid literal"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -114,6 +115,7 @@ def strings(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
             yield from strings(value, (*path, key))
 
 
+_MOST_KEYS = 100_000
 _TAG = "tag:yaml.org,2002:"
 _MERGE = f"{_TAG}merge"
 
@@ -196,7 +198,9 @@ def _parse_text(text: str, path: Path | None) -> tuple[Any, dict[KeyPath, tuple[
         node = loader.get_single_node()
         if node is None:
             return None, {}
-        marks = {(): (1, 1), **dict(_marks(node, loader, path))}
+        marks = {(): (1, 1), **dict(islice(_marks(node, loader, path), _MOST_KEYS))}
+        if len(marks) > _MOST_KEYS:
+            raise ConfigError(f"it has over {_MOST_KEYS} keys; repeat fewer aliases", path=path)
         return loader.construct_document(node), marks
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -208,7 +212,9 @@ def _parse_text(text: str, path: Path | None) -> tuple[Any, dict[KeyPath, tuple[
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise ConfigError(f"not valid YAML: {error.reason}", path=path, line=line) from None
-    except (ValueError, KeyError, OverflowError, RecursionError) as error:
+    except RecursionError:
+        raise ConfigError("not valid YAML: it is too deep, or an alias is in itself", path=path) from None
+    except (ValueError, KeyError, OverflowError) as error:
         raise ConfigError(f"not valid YAML: {error}", path=path) from None
 
 
