@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
+
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.grpo import Grpo
 from etude.backends.trainer_adapter import Capabilities, TrainerAdapter
@@ -118,7 +120,7 @@ class FakeAdapter(TrainerAdapter):
             return unknown.model_copy(update={"status": TrainingStatusEnum.RUNNING})
         told = json.loads(job.read_text())
         self._version = max(self._version, version(told["number"]), key=lambda made: made.number)
-        metadata = {"metrics": {"loss": 1.0, "trajectories": told.pop("trajectories")}}
+        metadata = {"metrics": {"loss": numpy.float32(1.0), "trajectories": told.pop("trajectories")}}
         done = {"status": TrainingStatusEnum.COMPLETED, "version": ModelVersion(**told), "metadata": metadata}
         return unknown.model_copy(update=done)
 

@@ -18,7 +18,7 @@ from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.config.component import CHANGEABLE, LlmConfig
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
 from etude.core.conversion import TrajectoryCollection
-from etude.core.errors import CapabilityError
+from etude.core.errors import CapabilityError, RequestError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.return_checks import wrap_implementations
 from etude.core.sample import Kind
@@ -113,6 +113,13 @@ class Capabilities:
     """Whether the engine keeps sampling from the previous weights while a job trains."""
     old_versions: bool = True
     """Whether the engine can sample from earlier versions next to the last one (`_type: opponents`)."""
+
+    def __post_init__(self) -> None:
+        for name in ("methods", "options", "token_ids_for"):
+            given = getattr(self, name)
+            if isinstance(given, str) or not isinstance(given, Collection | None):
+                raise RequestError(f"capabilities: {name} is a set of names, found {given!r:.80}")
+            object.__setattr__(self, name, given if given is None else frozenset(given))
 
 
 class TrainerAdapter(ABC):

@@ -13,10 +13,11 @@ from etude.backends.state_folders import JobNameTakenError
 from etude.backends.trainer_adapter import TrainerAdapter, check_run
 from etude.config.builder import TargetBuilder
 from etude.config.finetuning import FinetuneConfig
+from etude.config.import_path import where_raised
 from etude.core.conversion import TrajectoryCollection
 from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord
-from etude.core.errors import EtudeError, RequestError, TrainingError
+from etude.core.errors import EtudeError, RequestError, RunStopped, TrainingError
 from etude.core.evaluation import EvalOutputItem
 from etude.core.interfaces import Progress
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
@@ -214,9 +215,11 @@ class RecordedTrainer:
         await WarmUp(books).run()
         try:
             statuses = await trainer.run(num_epochs)
-        except Exception:  # A trainer may turn RunStopped into another error.
+        except Exception as error:
             if books.stopped_because is None:
                 raise
+            if not isinstance(error, RunStopped):  # Or what a trainer made of it.
+                progress.message(f"the trainer's own error after the stop: {where_raised(error)}")
             statuses = require_trained([books])
         if books.stopped_because is not None:
             progress.message(f"stopped after epoch {len(books.history.epochs)}: {books.stopped_because}")
