@@ -276,3 +276,12 @@ async def test_it_raises_what_would_end_the_run(error: BaseException, waits: boo
     (output,) = await evaluate(as_evaluator(score_later if waits else score), [item()], 10.0)
     assert output.score is None
     assert output.error
+
+
+@pytest.mark.parametrize("timeout", ["5", -1, math.nan])
+def test_a_timeout_is_a_time(timeout):
+    own = Ordered()
+    own.timeout = timeout
+    for candidate in (own, evaluator(timeout=timeout)(lambda example, output: 1.0)):
+        with pytest.raises(RequestError, match="`timeout` of an evaluator is None or seconds"):
+            as_evaluator(candidate)

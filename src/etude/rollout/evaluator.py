@@ -165,14 +165,20 @@ class FunctionEvaluator(Evaluator):
 
 
 def as_evaluator(candidate: Any) -> Evaluator:
-    """Return an Evaluator from an Evaluator or a function. Raises RequestError for anything else."""
-    if isinstance(candidate, Evaluator):
-        return candidate
-    if callable(candidate) and not isinstance(candidate, type):
-        return FunctionEvaluator(candidate)
-    raise RequestError(
-        f"{candidate!r:.80} is not an evaluator; use a function or an instance of etude.Evaluator"
-    )
+    """Return an Evaluator from an Evaluator or a function. Raises RequestError for anything else, and for a
+    `timeout` that is no time."""
+    is_function = callable(candidate) and not isinstance(candidate, Evaluator | type)
+    found = FunctionEvaluator(candidate) if is_function else candidate
+    if not isinstance(found, Evaluator):
+        raise RequestError(
+            f"{candidate!r:.80} is not an evaluator; use a function or an instance of etude.Evaluator"
+        )
+    seconds: Any = found.timeout
+    if seconds is not None and not (isinstance(seconds, int | float) and seconds > 0):
+        raise RequestError(
+            f"{where_defined(candidate)}: `timeout` of an evaluator is None or seconds, found {seconds!r:.80}"
+        )
+    return found
 
 
 class FunctionEvaluatorConfig(EvaluatorConfig, name="function"):

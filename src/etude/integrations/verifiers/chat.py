@@ -94,7 +94,8 @@ class ChatHarness(NullHarness):
         try:
             await program["main"]()
         except SystemExit as error:
-            return vf.ProgramResult(int(error.code or 0), "", traceback.format_exc())
+            code = error.code if isinstance(error.code, int) else int(error.code is not None)
+            return vf.ProgramResult(code, "", traceback.format_exc())
         except Exception:  # noqa: BLE001  a script would end with exit code 1
             return vf.ProgramResult(1, "", traceback.format_exc())
         return vf.ProgramResult(0, "", "")
