@@ -111,11 +111,11 @@ async def train_async(
             workflow; or a protocol, with its `scenario`. It may also be a whole config: a file, a dict or a
             Config. Then only `report`, `name`, `overrides`, `progress` and settings may accompany it.
         reward: A function of an example and an output, an Evaluator, or a dict of several by name. All are
-            measured, and the first one is trained on, unless `targets` name theirs.
+            measured, and the first one is trained on. With several, all `targets` name theirs.
         examples: A list of dicts or Examples, a data frame, a dataset, or a file.
         validation: Held-out examples, in the same forms.
         model: A name on the Hugging Face hub, a folder, or an entry of `llms` as a dict or config.
-        models: Several models by name, in the same forms.
+        models: Several models by name, in the same forms; for a protocol, by the names of its agents.
         targets: The models to train: their names, or for each name a dict with `reward`, `algorithm`,
             `backend` and the keys of `finetuning.targets`.
         algorithm: An instance of a TrajectoryBuilderConfig, such as `etude.Grpo(group=8)`, a name, or a dict.

@@ -91,9 +91,10 @@ async def test_an_engine_that_fails_fails_the_episode_when_the_other_calls_are_k
     [
         (Move({"secret": "psst"}), "write on 'secret' out of turn"),
         (Move(decision=1.5), "the decision 1.5, outside"),
+        (None, "parse returned None; return a Move"),
     ],
 )
-async def test_a_scenario_that_parses_wrong_is_told(journal: Journal, act: Move, reason: str) -> None:
+async def test_a_scenario_that_parses_wrong_is_told(journal: Journal, act: Any, reason: str) -> None:
     class Wrong(Labelled):
         def parse(self, text, turn):
             return act

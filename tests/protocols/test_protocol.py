@@ -64,6 +64,7 @@ def test_a_good_protocol_is_built_and_cannot_be_changed() -> None:
         ([(Turn("ann"),), END], "'ann' neither .* in round 0"),
         ([(Turn("anne", ("hall",)),), END], "round 0 .*'anne', .*'ann'"),
         ([(), END], "round 0 has no turns"),
+        ([Turn("ann", ("hall",)), END[0]], "`schedules` has schedules, which have rounds"),
     ],
 )
 def test_schedules_that_cannot_be_played_are_refused(rounds: list, message: str) -> None:

@@ -13,6 +13,7 @@ from etude.config.import_path import make_importable
 from etude.config.load import parse_config
 from etude.core.episode import Example
 from etude.core.errors import RequestError
+from etude.loop.arguments import build_config
 from etude.loop.metrics import validation_metrics
 from etude.protocols import ProtocolWorkflow, adp
 from etude.protocols.workflow import ProtocolReward
@@ -114,6 +115,16 @@ async def test_what_does_not_fit_is_told_when_it_is_built(keys: dict[str, Any], 
     async with Builder(config(**keys)) as builder:
         with pytest.raises(RequestError, match=message):
             await builder.get_workflow()
+
+
+def test_what_is_made_in_python_is_checked_and_agents_have_the_models_of_their_names() -> None:
+    with pytest.raises(RequestError, match=r"a class; give an object of it: Labelled\("):
+        ProtocolWorkflow(adp(), Labelled)  # type: ignore[arg-type]
+    names = ("model", "reward", "algorithm", "backend", "trainer", "targets", "validation", "tools")
+    parts = dict.fromkeys(names) | {"scenario": Labelled(), "examples": [{"label": 1}]}
+    parts["models"] = {"prover": "small", "verifier": "large"}
+    made = build_config(adp(), parts, [], {}, enabled=False).workflow
+    assert made.value.fn.models == {"prover": "prover", "verifier": "verifier"}  # type: ignore[union-attr]
 
 
 async def test_widths_that_are_asked_for_are_those_of_one_collection(journal: Journal) -> None:

@@ -16,6 +16,7 @@ from etude.config.builder import Builder
 from etude.config.component import ReferenceTo
 from etude.core.errors import RequestError
 from etude.core.sample import Kind, Pair, Sample
+from etude.protocols.branching import check_widths
 from etude.protocols.workflow import ProtocolWorkflow
 
 if TYPE_CHECKING:
@@ -192,7 +193,10 @@ class Malt(Preferences, name="malt"):
     async def check_protocol(self, builder: Builder) -> None:
         """Raise RequestError if the protocol does not say what agents can earn."""
         played = None if builder.config.workflow is None else (await builder.get_workflow()).fn
-        if isinstance(played, ProtocolWorkflow) and not played.protocol.bounds:
+        if not isinstance(played, ProtocolWorkflow):
+            return
+        check_widths(1 if self.widths is None else self.widths, played.protocol.agents)
+        if not played.protocol.bounds:
             name = played.protocol.name
             raise RequestError(
                 f"malt compares with what agents can earn: the protocol '{name}' needs `bounds`"

@@ -130,7 +130,9 @@ def build_config(
     if isinstance(agent, Protocol):
         if parts["scenario"] is None:
             raise RequestError("a protocol is played on a task: give its scenario")
-        agent = ProtocolWorkflow(agent, parts["scenario"])
+        several = parts["models"] if len(parts["models"] or ()) > 1 else None
+        policies = several and {name: name for name in agent.agents if name in several}
+        agent = ProtocolWorkflow(agent, parts["scenario"], policies)
     keys = [*_keys_of_parts(agent, parts)]
     trainer = next((key.value for key in keys if key.path == ("finetuning", "trainer")), None)
     # A section with a given component has no other.

@@ -196,7 +196,11 @@ class Protocol:
     def __post_init__(self) -> None:
         """Freeze the mappings and schedules, and check the protocol."""
         readers = {channel: frozenset(names) for channel, names in self.channels.items()}
-        schedules = tuple(tuple(map(tuple, schedule)) for schedule in self.schedules)
+        try:
+            schedules = tuple(tuple(map(tuple, schedule)) for schedule in self.schedules)
+        except TypeError:
+            nested = "`schedules` has schedules, which have rounds, which have turns: (((Turn(…),), …),)"
+            raise RequestError(f"protocol '{self.name}': {nested}") from None
         object.__setattr__(self, "agents", MappingProxyType(dict(self.agents)))
         object.__setattr__(self, "channels", MappingProxyType(readers))
         object.__setattr__(self, "schedules", schedules)

@@ -59,7 +59,13 @@ class ProtocolWorkflow:
     """The seed for a play's draws: the schedule, the stance and the order of channels."""
 
     def __post_init__(self) -> None:
-        agents = self.protocol.agents
+        agents, scenario = self.protocol.agents, self.scenario
+        if isinstance(scenario, type):
+            raise RequestError(f"the scenario is a class; give an object of it: {scenario.__name__}(…)")
+        lacking = [method for method in _METHODS if not callable(getattr(scenario, method, None))]
+        if lacking:
+            needed = f"it needs {', '.join(_METHODS)}"
+            raise RequestError(f"the scenario {scenario!r:.80} has no method '{lacking[0]}'; {needed}")
         check_widths(self.widths, agents)
         for agent in self.policies or ():
             if agent not in agents:
@@ -164,6 +170,8 @@ class _Asker:
         act = self._workflow.scenario.parse(text, turn)
         if isinstance(act, Malformed):
             return act
+        if not isinstance(act, Move):
+            raise EpisodeError(f"the scenario's parse returned {act!r:.80}; return a Move or Malformed")
         stray = [channel for channel in act.messages if channel not in turn.writes]
         if stray:
             raise EpisodeError(f"the scenario's parse makes '{turn.agent}' write on '{stray[0]}' out of turn")
@@ -259,11 +267,6 @@ async def protocol_workflow(config: ProtocolWorkflowConfig, builder: Builder) ->
     protocol = find_protocol(config.protocol, config.arguments)
     path = SCENARIOS.get(config.scenario, config.scenario)
     scenario: Scenario = _make("scenario", path, SCENARIOS, config.scenario_arguments)
-    lacking = [method for method in _METHODS if not callable(getattr(scenario, method, None))]
-    if lacking:
-        raise RequestError(
-            f"scenario '{config.scenario}' has no method '{lacking[0]}'; it needs {', '.join(_METHODS)}"
-        )
     calls, most = most_calls(protocol, config.widths), builder.config.eval.general.max_calls
     if most is not None and calls > most:
         raise RequestError(

@@ -10,66 +10,14 @@ from pydantic import BaseModel, Field
 
 from etude.core.history import History
 from etude.core.job import TrainingJobStatus, TrainingStatusEnum
-<<<<<<< HEAD:src/etude/store/histories.py
 from etude.core.records import ModelState, RunEnded
 from etude.store.journal import Journal, read_states
-=======
-from etude.core.json_text import jsonable
-from etude.core.records import KINDS, ModelState, Record, RunEnded, state
-from etude.store.journal import Journal
->>>>>>> b31cdec1 (fix: capabilities may be lists, metrics of numpy are stored, and a trainer's own error after a stop is shown):src/etude/store/log.py
 from etude.store.run_folder import LOCK, RunFolder, lock_holder
 
 INTERRUPTED = "interrupted"
 """The status of an unfinished job that no process follows. A resumed run continues it or makes it again."""
 
 
-<<<<<<< HEAD:src/etude/store/histories.py
-=======
-class ModelLog:
-    """Adds to the records of one trained model, and keeps the state that they add up to."""
-
-    def __init__(self, journal: Journal, target: str | None = None) -> None:
-        """`target` names the model, if the journal has records of several."""
-        self._journal = journal
-        self.target = target
-        self.state = read_states(journal).get(target) or state([], journal.path.parent.name)
-
-    async def add(self, record: Record) -> None:
-        """Add a record, wait until it is committed, and change the state."""
-        # Shielded: if this task is cancelled now, the state still follows the journal.
-        await asyncio.shield(asyncio.ensure_future(self._add(record)))
-
-    async def _add(self, record: Record) -> None:
-        await self._journal.append(self._row(record))
-        self.state.apply(record)
-
-    def add_soon(self, record: Record) -> None:
-        """Add a record without waiting. It is committed before every later one."""
-        self._journal.append_soon(self._row(record))
-        self.state.apply(record)
-
-    def _row(self, record: Record) -> dict[str, Any]:
-        value = record.model_dump(mode="json", fallback=jsonable)
-        return {"kind": type(record).__name__, "target": self.target, "value": value}
-
-
-async def note_targets(journal: Journal, names: Iterable[str]) -> None:
-    """Record which targets a run trains, so that other programs can read their records."""
-    await journal.put(_TARGETS, list(names))
-
-
-def read_states(journal: Journal) -> dict[str | None, ModelState]:
-    """Return the state of each target, in the order of the config. With one model, the key is None."""
-    records: dict[str | None, list[Record]] = {target: [] for target in journal.get(_TARGETS, ())}
-    for row in journal.records():
-        record = KINDS[row["kind"]].model_validate(row["value"])
-        records.setdefault(row["target"], []).append(record)
-    run_id = journal.path.parent.name
-    return {target: state(own, run_id) for target, own in (records or {None: []}).items()}
-
-
->>>>>>> b31cdec1 (fix: capabilities may be lists, metrics of numpy are stored, and a trainer's own error after a stop is shown):src/etude/store/log.py
 def read_histories(run: Path | Journal) -> dict[str | None, History]:
     """Return the history of each target of a run, as `read_states` does. Raises StoreError."""
     if isinstance(run, Path):
