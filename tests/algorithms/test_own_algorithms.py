@@ -157,17 +157,17 @@ async def test_an_algorithm_without_a_loss_is_refused_before_anything_is_sampled
         assert not list(run.journal.scan("train/"))
 
 
-@pytest.mark.parametrize(
-    ("loss", "said"),
-    [
-        ("return logprobs_BT, {}", r"Odd\.loss returned a tensor of shape"),
-        ("return logprobs_BT.detach().sum(), {}", r"Odd\.loss returned a number without a gradient"),
-        ("return logprobs_BT.sum(), {'x': 'y'}", r"Odd\.loss returned a tuple"),
-        ("raise KeyError('mine')", r"odd\.py:6: KeyError: 'mine'"),
-    ],
-)
-async def test_an_odd_loss_is_named_with_what_is_odd(project, loss, said):
-    head = "import etude\n\n\nclass Odd(etude.Grpo):\n    def loss(self, logprobs_BT, batch):\n"
+ODD = {
+    "return logprobs_BT, {}": r"Odd\.loss .*\[\d+, \d+\]",
+    "return logprobs_BT.detach().sum(), {}": r"Odd\.loss .* gradient",
+    "return logprobs_BT.sum(), {'x': 'y'}": r"odd\.py:6: Odd\.loss returned",
+    "raise KeyError('mine')": r"odd\.py:7: KeyError: 'mine'",
+}
+
+
+@pytest.mark.parametrize("loss", ODD)
+async def test_an_odd_loss_is_named_with_what_is_odd(project, loss):
+    head = "import etude\n\n\nclass Odd(etude.Grpo):\n\n    def loss(self, logprobs_BT, batch):\n"
     (project / "odd.py").write_text(f"{head}        {loss}\n")
-    with pytest.raises(TrainingError, match=said):
+    with pytest.raises(TrainingError, match=ODD[loss]):
         await trained(project, "odd", "odd:Odd")

@@ -122,9 +122,6 @@ def test_before_the_fewest_rounds_the_verifier_asks_and_cannot_decide(make: Any)
         (debate, {}, 9),
         (debate, {"verifier_first": False}, 8),
         (debate, {"sequential": True}, 10),
-        (debate, {"sequential": True, "verifier_first": False}, 9),
-        (mnip, {}, 9),
-        (mnip, {"sequential": True}, 10),
         (mnip, {"sequential": True, "verifier_first": False}, 9),
     ],
 )

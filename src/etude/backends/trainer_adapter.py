@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
+import pydantic.dataclasses
 from pydantic import BaseModel, Field
 
 from etude.algorithms.algorithm import Algorithm, changed_options, data_kind, gradient_fields, make_algorithm
@@ -18,7 +19,7 @@ from etude.algorithms.trajectory_builder import TrajectoryBuilder
 from etude.config.component import CHANGEABLE, LlmConfig
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
 from etude.core.conversion import TrajectoryCollection
-from etude.core.errors import CapabilityError, RequestError
+from etude.core.errors import CapabilityError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.return_checks import wrap_implementations
 from etude.core.sample import Kind
@@ -89,7 +90,7 @@ class JobHyperparameters:
         return {name: value for name, value in named.items() if value is not None}
 
 
-@dataclass(frozen=True, slots=True)
+@pydantic.dataclasses.dataclass(frozen=True, slots=True)
 class Capabilities:
     """A backend's capabilities. The defaults forbid nothing, for adapters that declare none."""
 
@@ -113,13 +114,6 @@ class Capabilities:
     """Whether the engine keeps sampling from the previous weights while a job trains."""
     old_versions: bool = True
     """Whether the engine can sample from earlier versions next to the last one (`_type: opponents`)."""
-
-    def __post_init__(self) -> None:
-        for name in ("methods", "options", "token_ids_for"):
-            given = getattr(self, name)
-            if isinstance(given, str) or not isinstance(given, Collection | None):
-                raise RequestError(f"capabilities: {name} is a set of names, found {given!r:.80}")
-            object.__setattr__(self, name, given if given is None else frozenset(given))
 
 
 class TrainerAdapter(ABC):

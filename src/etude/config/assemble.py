@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from etude.config import registry
 from etude.config.component import AlarmConfig, ComponentConfig, Entries, Supplies, WorkflowConfig
-from etude.config.document import Document, KeyPath, holds, replace_at, set_at, value_at
+from etude.config.document import Document, KeyPath, Override, holds, replace_at, set_at, value_at
 from etude.config.import_path import import_object, is_import_path
 from etude.config.key_types import KeyType, Problems, shown
 from etude.config.registry import DATASET, KINDS, OTHER_DATASETS, VALIDATION, Kind, components_in
@@ -73,7 +73,7 @@ def _add_supplies(data: dict[str, Any], supplies: Supplies, assembly: _Assembly)
         _choose_rewards(data, supplies)
     for path, (kind, spelled) in written.items():
         if (component := assembly.validate(path, kind, dict(spelled))) is not None:
-            set_at(data, path, component)
+            set_at(data, Override(path, component, "the workflow"))
 
 
 def _choose_rewards(data: dict[str, Any], supplies: Supplies) -> None:

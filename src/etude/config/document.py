@@ -86,17 +86,6 @@ def replace_at(data: Any, path: KeyPath, value: Any) -> None:
     value_at(data, path[:-1])[path[-1]] = value
 
 
-def set_at(data: dict[str, Any], path: KeyPath, value: Any) -> None:
-    """Put `value` at a path, creating mappings on the way, unless another value blocks it."""
-    for key in path[:-1]:
-        if data.get(str(key)) is None:
-            data[str(key)] = {}
-        data = data[str(key)]
-        if not isinstance(data, dict):
-            return
-    data[str(path[-1])] = value
-
-
 def leaves(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
     """Yield each value within nested mappings that is not a mapping, or is an empty one, with its path."""
     if isinstance(data, Mapping) and data:
@@ -288,7 +277,7 @@ def apply_overrides(document: Document, overrides: Iterable[str | Override]) -> 
     two arguments that set one key. Whether a key exists is checked later."""
     data, given = copy_containers(document.data), dict(document.given)
     for override in map(read_override, overrides):
-        path = _set(data, override)
+        path = set_at(data, override)
         first, given[path] = given.get(path), override.argument
         if first and override.argument not in ("", first):
             same = f"'{first}' and '{override.argument}' are the same setting; give one of them"
@@ -308,7 +297,7 @@ def join_dotted(data: Any, names: Sequence[str]) -> list[str]:
     return joined
 
 
-def _set(data: dict[str, Any], override: Override) -> KeyPath:
+def set_at(data: dict[str, Any], override: Override) -> KeyPath:
     """Set a value, create mappings on the way, and return the path in the data's own keys."""
     node: Any = data
     path: list[str | int] = []

@@ -163,7 +163,13 @@ def learning_units(
 
     `encoder` tokenises what is only text. Raises TrainingError, which names the episode.
     """
-    if not isinstance(unit, Trajectory) and _is_whole(unit, kind, needs_logprobs):
+    is_kind = not isinstance(unit, Trajectory) and isinstance(unit, Pair) == (kind == "pairs")
+    if is_kind and all(
+        sample.ids
+        and not any(turn.replaced for turn in sample.turns)
+        and not (needs_logprobs and sample.logprobs is None)
+        for sample in unit.samples
+    ):
         return [unit]
     trajectory = to_trajectory(unit)
     if kind != "pairs":
@@ -174,16 +180,6 @@ def learning_units(
             raise TrainingError("DPO trains on preferences (DPOItem), and found an episode; use builder dpo")
         pairs.append(_make_pair(item, trajectory.tools or (), encoder, needs_logprobs))
     return pairs
-
-
-def _is_whole(unit: SampleOrPair, kind: Kind, needs_logprobs: bool) -> bool:
-    """Return whether a unit has this kind, and all tokens and logprobs."""
-    return isinstance(unit, Pair) == (kind == "pairs") and all(
-        sample.ids
-        and not any(turn.replaced for turn in sample.turns)
-        and not (needs_logprobs and sample.logprobs is None)
-        for sample in unit.samples
-    )
 
 
 def to_sample(

@@ -112,9 +112,6 @@ async def play(
     gives widths by agent. For many examples, or to resume, hand a `ProtocolWorkflow` to a `Collector`.
     Raises RequestError for arguments that do not fit the protocol, EpisodeError when the play failed.
     """
-    missing = [agent for agent in protocol.agents if agent not in policies]
-    if missing:
-        raise RequestError(f"policies: the agent '{missing[0]}' of '{protocol.name}' has no engine")
     names = {agent: agent for agent in policies}
     workflow = as_workflow(ProtocolWorkflow(protocol, scenario, names, widths, retries, seed))
     limits = Limits(max_concurrency=1, timeout=None, max_calls=None)

@@ -274,9 +274,6 @@ class Episode:
             words = str(command).split() if command else ["ls", "-l"]
             raise RequestError(f"episode.run takes a list, {words!r}, and not {command!r:.80}")
         environment = {**self.endpoint.environment, **(env or {})}
-        for each in (*command, *environment.values()):
-            if not isinstance(each, str | Path):
-                raise RequestError(f"episode.run takes texts and paths, and not {each!r:.80}; write str(…)")
         where = self.folder if cwd is None else Path(cwd)
         result = await self.loop.call(self._workplace.run(command, where, environment, input, timeout))
         name = Path(command[0]).name

@@ -200,10 +200,8 @@ class EpisodeTools:
             return wanted
         if callable(wanted):
             return ToolSet(getattr(wanted, "__name__", type(wanted).__name__), FunctionTools([wanted]))
-        if not isinstance(wanted, str):
-            raise RequestError(f"a tool set is a name or a function, found {wanted!r:.80}")
         if wanted not in self.sets:
-            hint = alternatives(wanted, self.sets, otherwise="the config has none")
+            hint = alternatives(str(wanted), self.sets, otherwise="the config has none")
             raise RequestError(f"there is no tool set '{wanted}' under 'tools'{hint}")
         return self.sets[wanted]
 

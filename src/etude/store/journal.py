@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
 from etude.core.errors import StoreError
+from etude.core.json_text import jsonable
 from etude.core.records import KINDS, ModelState, Record, state
 from etude.store.database import (
     TO_MEND,
@@ -309,7 +310,7 @@ class ModelLog:
         self.state.apply(record)
 
     def _row(self, record: Record) -> dict[str, Any]:
-        value = record.model_dump(mode="json")
+        value = record.model_dump(mode="json", fallback=jsonable)
         return {"kind": type(record).__name__, "target": self.target, "value": value}
 
 
