@@ -107,8 +107,6 @@ async def test_play_needs_no_run() -> None:
     engines = {"prover": scripted(prover=["because"]), "verifier": scripted(verifier=["Decision: accept"])}
     tree = await play(adp(), Labelled(), engines, example(1))
     assert tree.value(None, "verifier") == 1.0
-    with pytest.raises(RequestError, match="'prover'"):
-        await play(adp(), Labelled(), {"verifier": engines["verifier"]}, example(1))
     with pytest.raises(EpisodeError, match=r"'e' failed: .*truth"):
         await play(adp(), Labelled(), engines, example(None))
 

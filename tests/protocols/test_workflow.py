@@ -118,7 +118,7 @@ async def test_what_does_not_fit_is_told_when_it_is_built(keys: dict[str, Any], 
 
 
 def test_what_is_made_in_python_is_checked_and_agents_have_the_models_of_their_names() -> None:
-    with pytest.raises(RequestError, match=r"a class; give an object of it: Labelled\("):
+    with pytest.raises(RequestError, match=r"Labelled\("):
         ProtocolWorkflow(adp(), Labelled)  # type: ignore[arg-type]
     names = ("model", "reward", "algorithm", "backend", "trainer", "targets", "validation", "tools")
     parts = dict.fromkeys(names) | {"scenario": Labelled(), "examples": [{"label": 1}]}

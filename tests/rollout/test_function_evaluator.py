@@ -254,10 +254,6 @@ class Strange(BaseException):
 ERRORS = [GeneratorExit(), Strange("no"), asyncio.CancelledError(), SystemExit(0), KeyboardInterrupt()]
 
 
-def item() -> EvalInputItem:
-    return EvalInputItem(id="x", input_obj={"n": 1}, expected_output_obj=1, output_obj=1)
-
-
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("waits", [False, True], ids=["in a thread", "on the loop"])
 async def test_it_raises_what_would_end_the_run(error: BaseException, waits: bool):
@@ -267,7 +263,7 @@ async def test_it_raises_what_would_end_the_run(error: BaseException, waits: boo
     async def score_later(example: Any, output: Any) -> float:
         raise error
 
-    (output,) = await evaluate(as_evaluator(score_later if waits else score), [item()], 10.0)
+    (output,) = await evaluate(as_evaluator(score_later if waits else score), [ITEM], 10.0)
     assert output.score is None
     assert output.error
 

@@ -197,10 +197,8 @@ class Malt(Preferences, name="malt"):
             return
         check_widths(1 if self.widths is None else self.widths, played.protocol.agents)
         if not played.protocol.bounds:
-            name = played.protocol.name
-            raise RequestError(
-                f"malt compares with what agents can earn: the protocol '{name}' needs `bounds`"
-            )
+            text = f"malt compares with what agents can earn: the protocol '{played.protocol.name}'"
+            raise RequestError(f"{text} needs `bounds`")
 
     def groups(self, episodes: Sequence[Group], tally: Tally) -> list[UnitGroup]:
         """Return the pairs of each agent and example, judged by answer values."""
