@@ -151,7 +151,7 @@ def test_a_server_trains_with_the_algorithms_that_it_was_started_with(project, m
 
 async def test_an_algorithm_without_a_loss_is_refused_before_anything_is_sampled(project):
     (project / "bare.py").write_text("import etude\n\n\nclass Bare(etude.Algorithm): pass\n")
-    with pytest.raises(RequestError, match="bare:Bare .*`loss`"):
+    with pytest.raises(RequestError, match=r"bare:Bare .*`loss`"):
         await trained(project, "bare", "bare:Bare")
     with RunFolder.open(project / "runs" / "bare") as run:
         assert not list(run.journal.scan("train/"))

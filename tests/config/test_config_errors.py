@@ -129,7 +129,7 @@ def test_a_mistake_is_answered_in_one_line_with_its_place_and_what_to_write(
         ("a: 1\n---\nb: 2\n", ":2:1", "found another document"),
         ("a: {b: ${HOME}}\n", ":1:9", "text with ':' or '{' in quotes"),
         ("null: 1\n", ":1:1", "key 'None' is not text"),
-        ("a: &x [*x]\n", "", "maximum recursion"),
+        ("a: &x [*x]\n", "", "alias"),
     ],
 )
 def test_a_file_that_holds_no_config(folder: Path, text: str, place: str, answer: str):

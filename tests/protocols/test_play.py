@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.core.call import ChatRequest, Completion
-from etude.core.errors import EngineError, EpisodeError, RequestError
+from etude.core.errors import EngineError, EpisodeError
 from etude.protocols import (
     EpisodeTree,
     Move,

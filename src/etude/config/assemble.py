@@ -9,6 +9,7 @@ under an alarm's name has this name as its type, and `alarms: off` turns all ala
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any, TypeAlias, get_args
 
@@ -73,7 +74,8 @@ def _add_supplies(data: dict[str, Any], supplies: Supplies, assembly: _Assembly)
         _choose_rewards(data, supplies)
     for path, (kind, spelled) in written.items():
         if (component := assembly.validate(path, kind, dict(spelled))) is not None:
-            set_at(data, Override(path, component, "the workflow"))
+            with suppress(RequestError):  # A given object has its own.
+                set_at(data, Override(path, component))
 
 
 def _choose_rewards(data: dict[str, Any], supplies: Supplies) -> None:

@@ -163,14 +163,15 @@ def learning_units(
 
     `encoder` tokenises what is only text. Raises TrainingError, which names the episode.
     """
-    is_kind = not isinstance(unit, Trajectory) and isinstance(unit, Pair) == (kind == "pairs")
-    if is_kind and all(
-        sample.ids
-        and not any(turn.replaced for turn in sample.turns)
-        and not (needs_logprobs and sample.logprobs is None)
-        for sample in unit.samples
-    ):
-        return [unit]
+    if not isinstance(unit, Trajectory) and isinstance(unit, Pair) == (kind == "pairs"):
+        has_tokens = (
+            sample.ids
+            and not any(turn.replaced for turn in sample.turns)
+            and not (needs_logprobs and sample.logprobs is None)
+            for sample in unit.samples
+        )
+        if all(has_tokens):
+            return [unit]
     trajectory = to_trajectory(unit)
     if kind != "pairs":
         return [to_sample(trajectory, encoder, needs_logprobs=needs_logprobs)]

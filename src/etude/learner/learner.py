@@ -249,8 +249,8 @@ class Learner:
             loss, metrics = objective.loss(self._run(chunk.logprobs), chunk.micro)
         if loss.ndim or (torch.is_grad_enabled() and not loss.requires_grad):
             what = f"a tensor of shape {[*loss.shape]}" if loss.ndim else "a number without a gradient"
-            told = f"returned {what}; return one number, computed from `logprobs_BT` with their gradient"
-            raise TrainingError(f"{type(objective).__qualname__}.loss {told}")
+            name = f"{type(objective).__qualname__}.loss"
+            raise TrainingError(f"{name} returned {what}; return one number made of `logprobs_BT`")
         return loss, metrics
 
     def _passes(self, units: Sequence[Unit], objective: Objective) -> Iterable[Pass | None]:

@@ -64,8 +64,8 @@ class ProtocolWorkflow:
             raise RequestError(f"the scenario is a class; give an object of it: {scenario.__name__}(…)")
         lacking = [method for method in _METHODS if not callable(getattr(scenario, method, None))]
         if lacking:
-            needed = f"it needs {', '.join(_METHODS)}"
-            raise RequestError(f"the scenario {scenario!r:.80} has no method '{lacking[0]}'; {needed}")
+            text = f"the scenario {scenario!r:.80} has no method '{lacking[0]}'; it needs "
+            raise RequestError(text + ", ".join(_METHODS))
         check_widths(self.widths, agents)
         for agent in self.policies or ():
             if agent not in agents:

@@ -165,8 +165,7 @@ class FunctionEvaluator(Evaluator):
 
 
 def as_evaluator(candidate: Any) -> Evaluator:
-    """Return an Evaluator from an Evaluator or a function. Raises RequestError for anything else, and for a
-    `timeout` that is no time."""
+    """Return an Evaluator from an Evaluator or a function. Raises RequestError for anything else."""
     is_function = callable(candidate) and not isinstance(candidate, Evaluator | type)
     found = FunctionEvaluator(candidate) if is_function else candidate
     if not isinstance(found, Evaluator):
