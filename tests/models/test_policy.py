@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,18 @@ def test_an_exported_policy_is_loaded_as_it_was(tmp_path):
     assert loaded.max_context == 512
     request = ChatRequest((user("what is 1 plus 2?"), said("3"), user("plus 4?")))
     assert loaded.template.prompt(request) == of.template.prompt(request)
+
+
+def test_models_are_loaded_in_several_threads_at_once(tmp_path):
+    chatml_policy().export(tmp_path / "model")
+
+    def loaded(_):
+        policy = Policy.load(tmp_path / "model", device="cpu")
+        policy.use_lora(LoraOptions(r=4), seed=0)
+        return policy.digest()
+
+    with ThreadPoolExecutor(4) as threads:
+        assert len({*threads.map(loaded, range(8))}) == 1
 
 
 def test_lora_weights_start_as_the_identity_and_alone_are_trained():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from inspect import signature
 from typing import Any
 
@@ -9,6 +10,9 @@ import torch
 from torch import nn
 
 from etude.core.errors import RequestError, first_line
+
+BUILDING = threading.RLock()
+"""Held while a model is made or loaded, for which `transformers` replaces functions of the whole process."""
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 

@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 
 from etude.core.errors import EngineError, RequestError, StoreError
 from etude.core.job import ModelVersion
-from etude.models.architecture import count_parameters, language_parts, why_unusable, with_lora
+from etude.models.architecture import BUILDING, count_parameters, language_parts, why_unusable, with_lora
 from etude.models.device import choose_device, choose_dtype, limit_threads
 from etude.models.text_codec import TextCodec, load_tokenizer
 from etude.models.weights import digest, load_model, load_tensors, loading, own_part, silence_transformers
@@ -104,7 +104,7 @@ class Policy:
         config = LoraConfig(
             r=options.r, lora_alpha=options.alpha, target_modules=modules, task_type="CAUSAL_LM"
         )
-        with self.lock, torch.random.fork_rng(devices=[]):
+        with self.lock, BUILDING, torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self.model = with_lora(self.model, config)
             self.model.eval()

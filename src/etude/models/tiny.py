@@ -15,6 +15,7 @@ import torch
 
 from etude.core.errors import RequestError
 from etude.core.message import Message, Tool
+from etude.models.architecture import BUILDING
 from etude.models.device import limit_threads
 from etude.models.policy import Policy
 
@@ -115,7 +116,7 @@ def build_policy(tokenizer: Any, seed: int, shape: TinyShape | None = None) -> P
         pad_token_id=tokenizer.pad_token_id,
     )
     limit_threads()
-    with torch.random.fork_rng(devices=[]):
+    with BUILDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = LlamaForCausalLM(config)
     return Policy(model, tokenizer, "tiny", torch.device("cpu"))

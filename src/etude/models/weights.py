@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from etude.core.errors import EtudeError, RequestError, StoreError, first_line
-from etude.models.architecture import model_class
+from etude.models.architecture import BUILDING, model_class
 from etude.models.source import local_path, pretrained_arguments
 from etude.store.files import note_sum, require_as_written
 
@@ -34,7 +34,8 @@ def loading(source: str | Path) -> Iterator[tuple[str, dict[str, str], Any]]:
 
     name, file = pretrained_arguments(source)
     try:
-        yield name, file, AutoConfig.from_pretrained(name, **file)
+        with BUILDING:
+            yield name, file, AutoConfig.from_pretrained(name, **file)
     except EtudeError:
         raise
     except Exception as error:  # transformers raises almost any for an odd config or file.
