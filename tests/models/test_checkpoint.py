@@ -175,6 +175,7 @@ def test_a_token_that_was_added_is_refused_where_a_prompt_has_it(model_folder):
     ("name", "content", "told"),
     [
         ("config.json", {"hidden_act": "nonesuch"}, "(KeyError: 'nonesuch'); get them again"),
+        ("config.json", {"num_attention_heads": 3}, "number of attention heads (3)"),
         ("tokenizer.json", "{}", "(KeyError: 'added_tokens'); get them again"),
         ("model.safetensors", "version https://git-lfs.github.com/spec/v1", "too large); "),
         ("pytorch_model.bin", "cos\nsystem\n.", "more than numbers"),
@@ -242,6 +243,14 @@ async def test_a_changed_base_is_said_by_its_file(harm, clause: str, tmp_path: P
     harm(tmp_path / "base" / "model.safetensors")
     with pytest.raises(RequestError, match=rf"llms\.policy: .* {clause}"):
         await keep_base(journal, "policy", source)
+
+
+async def test_a_base_that_was_moved_is_said_to_be_away(tmp_path: Path, journal: Journal):
+    source = in_folder(tmp_path / "base")
+    await keep_base(journal, "policy", source)
+    (tmp_path / "base").rename(tmp_path / "bases")
+    with pytest.raises(RequestError, match=r"does not exist; did you mean '.*bases'"):
+        require_base(journal, "policy", source)
 
 
 async def test_a_model_of_the_hub_is_known_by_the_names_of_its_blobs_and_its_commit(

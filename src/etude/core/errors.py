@@ -222,9 +222,10 @@ def safe_error_text(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or its type if there is none."""
-    lines = safe_error_text(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    """Return the first line of an error's message, with the next one if it ends in a colon, or its type if
+    there is none."""
+    lines = safe_error_text(error).strip().splitlines() or [type(error).__name__]
+    return " ".join(line.strip() for line in lines[: 1 + lines[0].rstrip().endswith(":")])
 
 
 def nearest(name: str, choices: Iterable[str]) -> str | None:

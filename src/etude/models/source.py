@@ -124,8 +124,10 @@ def cached_folder(name: str) -> Path | None:
     """Return the folder of a model in the hub's cache, or None if it is not cached."""
     from huggingface_hub import try_to_load_from_cache
 
-    config = try_to_load_from_cache(name, _CONFIG)
-    return Path(config).parent if isinstance(config, str) else None
+    with suppress(ValueError):  # of a name that the hub does not allow
+        config = try_to_load_from_cache(name, _CONFIG)
+        return Path(config).parent if isinstance(config, str) else None
+    return None
 
 
 _SUFFIXES = frozenset({".safetensors", ".gguf", ".bin", ".json", ".jinja", ".model", ".txt"})
@@ -173,6 +175,7 @@ def require_base(journal: Journal, name: str, source: str) -> bool:
 
 
 def _file_digests(source: str) -> dict[str, Any]:
+    _require_path(source)
     place, digests = local_path(source) or cached_folder(source), dict[str, str]()
     files = [] if place is None else [place] if place.is_file() else sorted(place.iterdir())
     for path in files:
