@@ -192,6 +192,11 @@ def test_an_example_that_json_cannot_hold_is_refused_before_anything_is_sampled(
     assert not played
 
 
+def test_examples_that_fail_as_they_are_read_are_a_wrong_request():
+    with pytest.raises(RequestError, match=r"examples cannot be read: .*ZeroDivisionError"):
+        etude.evaluate(own_parts()[0], examples=({"q": 1 / number} for number in (1, 0)))
+
+
 def test_an_example_is_each_readers_own_and_is_stored_as_far_as_json_goes(project):
     async def play(example, episode):
         example.inputs["messages"].append({"role": "user", "content": "?"})
@@ -202,11 +207,12 @@ def test_an_example_is_each_readers_own_and_is_stored_as_far_as_json_goes(projec
         example.expected.pop()
         return float(len(example.expected))
 
-    rows = [{"id": "a", "messages": [], "day": date(2026, 1, 1), "question": "q", "answer": [1, 2, 3]}]
+    values = {"day": date(2026, 1, 1), "question": "q", "scan": b"\xff"}
+    rows = [{"id": "a", "messages": [], **values, "answer": [1, 2, 3]}]
     run = etude.evaluate(play, reward=drop, repeat=3, **EVALUATED | {"examples": rows})
     assert list(run.metrics["score.drop"]) == [2.0] * 3
     assert [len(each.calls[0].request.messages) for each in run.episodes] == [1] * 3
-    stored = {"messages": [], "day": "2026-01-01", "question": "q"}
+    stored = {"messages": [], "day": "2026-01-01", "question": "q", "scan": "b'\\xff'"}
     assert [each.example.inputs for each in run.episodes] == [stored] * 3
     assert next(iter(run.episodes)).example.expected == [1, 2, 3]
 

@@ -16,7 +16,7 @@ from etude.config.builder import Builder
 from etude.config.component import DatasetConfig, EvaluatorConfig, LlmConfig, ToolsConfig, WorkflowConfig
 from etude.config.document import KeyPath, Override, read_override
 from etude.config.finetuning import FinetuneConfig, FinetuneRunConfig
-from etude.config.import_path import where_defined
+from etude.config.import_path import user_code, where_defined
 from etude.config.load import load_config, parse_config
 from etude.config.registry import (
     DATASET,
@@ -30,7 +30,7 @@ from etude.config.registry import (
 )
 from etude.config.schema import Config, EvalGeneralConfig
 from etude.core.episode import Example
-from etude.core.errors import ConfigError, RequestError, alternatives
+from etude.core.errors import ConfigError, DatasetError, RequestError, alternatives
 from etude.loop.trainer import EpochTrainerConfig
 from etude.protocols.protocol import Protocol
 from etude.protocols.workflow import ProtocolWorkflow
@@ -353,7 +353,8 @@ def dataset_config(examples: Any) -> DatasetConfig | dict[str, Any] | str:
         examples = examples.to_dicts() if hasattr(examples, "to_dicts") else examples.to_dict("records")
     if not isinstance(examples, Iterable):
         raise RequestError(f"examples are a list of dicts or Examples, or a file; found {examples!r:.80}")
-    rows = list(examples)
+    with user_code(DatasetError, "the examples cannot be read"):
+        rows = list(examples)
     if not rows:
         raise RequestError("the examples are an empty list or table; give at least one")
     have_ids = all(isinstance(row, Example) or (isinstance(row, Mapping) and "id" in row) for row in rows)

@@ -193,8 +193,8 @@ def encode_example(example: Example) -> Json:
         return plain(example)
     except TypeError:
         # Images and such are only described. If needed, they are read from the dataset again.
-        inputs, expected = jsonable(dict(example.inputs)), jsonable(example.expected)
-        return {"id": example.id, "inputs": inputs, "expected": expected}
+        inputs = {str(name): jsonable(value) for name, value in example.inputs.items()}
+        return {"id": example.id, "inputs": inputs, "expected": jsonable(example.expected)}
 
 
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
