@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_675,
+    "lines of source": 54_687,
     "modules": 250,
-    "lines of tests": 44_449,
+    "lines of tests": 44_478,
     "benchmark files": 12,
     "config keys": 306,
 }

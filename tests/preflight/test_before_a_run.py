@@ -91,6 +91,7 @@ async def test_a_backend_that_does_not_answer(tmp_path):
         ({"retry": "no"}, "retry .*True or False, found 'no'"),
         ({"progress": "yes"}, "progress .*True, False .*Progress"),
         ({"output_dir": None}, "output_dir .*folder, found None"),
+        ({"overrides": "seed=1"}, "overrides .*list .*, found 'seed=1'"),
     ],
 )
 def test_arguments_of_wrong_types_are_refused(arguments, message):
