@@ -193,7 +193,7 @@ def test_an_example_that_json_cannot_hold_is_refused_before_anything_is_sampled(
 
 
 def test_examples_that_fail_as_they_are_read_are_a_wrong_request():
-    with pytest.raises(RequestError, match=r"examples cannot be read: .*ZeroDivisionError"):
+    with pytest.raises(RequestError, match=r"examples .*ZeroDivisionError"):
         etude.evaluate(own_parts()[0], examples=({"q": 1 / number} for number in (1, 0)))
 
 

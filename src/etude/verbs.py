@@ -64,6 +64,7 @@ T = TypeVar("T")
 _ARGUMENTS: Mapping[str, tuple[tuple[type, ...], str]] = {
     "output_dir": ((str, Path), "a folder"),
     "overrides": ((list, tuple), "a list of texts"),
+    "models": ((Mapping, type(None)), "a dict of models by name"),
     "progress": ((bool, Progress), "True, False or a Progress"),
     "repeat": ((int,), "a whole number"),
     **dict.fromkeys(("retry", "greedy"), ((bool,), "True or False")),
