@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_688,
+    "lines of source": 54_683,
     "modules": 250,
-    "lines of tests": 44_478,
+    "lines of tests": 44_481,
     "benchmark files": 12,
     "config keys": 306,
 }

@@ -37,6 +37,9 @@ def test_nothing_of_the_users_is_written_over(trained):
     assert (trained / "mine" / "thesis.tex").read_text() == "years of work"
     assert etude("export", "r", "--version", "v1", "--out", "other").exit_code == 0
     assert etude("export", "r", "--version", "v2", "--out", "other").exit_code == 0
+    (trained / "other" / "model.gguf").write_text("made of it")
+    assert etude("export", "r", "--version", "v1", "--out", "other").exit_code == 2
+    assert (trained / "other" / "model.gguf").read_text() == "made of it"
 
 
 def test_lora_weights_go_alone_and_no_model_card_names_a_place_of_this_machine(local, tmp_path):

@@ -163,7 +163,7 @@ class Grpo(Algorithm, name="grpo"):
             courses[name, sample.agent, *functions] += [(index, turn) for turn in range(len(sample.turns))]
         for course in courses.values():
             course.sort(key=lambda place: group[place[0]].turns[place[1]].call or 0)
-        values = [sample.turn_rewards for sample in group]
+        values = [sample.returns or [sample.reward] * len(sample.turns) for sample in group]
         for turn in range(max(map(len, courses.values()))):
             places = [course[turn] for course in courses.values() if len(course) > turn]
             gains = self._gains([values[index][number] for index, number in places])

@@ -164,11 +164,6 @@ class Sample:
             return None
         return [self.reward if turn.value is None else turn.value for turn in self.turns]
 
-    @property
-    def turn_rewards(self) -> list[float]:
-        """The return of each turn, or the reward for each of them."""
-        return self.returns or [self.reward] * len(self.turns)
-
     def weighted(self, factors: Iterable[float]) -> Sample:
         """Return the sample with the weights of each turn's tokens multiplied by a factor."""
         return replace(self, weights=tuple(map(mul, self.loss_weights, self.by_token(factors))))

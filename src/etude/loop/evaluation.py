@@ -389,11 +389,11 @@ class EvaluationRunConfig(DataModel, arbitrary_types_allowed=True):
     """Episodes for each example."""
 
 
+@dataclass
 class EvaluationRun:
     """One evaluation, in a new run folder."""
 
-    def __init__(self, config: EvaluationRunConfig) -> None:
-        self.config = config
+    config: EvaluationRunConfig
 
     async def run_and_evaluate(self) -> EvaluationRunOutput:
         """Run the episodes and score them. Raises as `etude.evaluate` does."""

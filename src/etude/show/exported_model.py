@@ -61,12 +61,8 @@ def export_model(wanted: RunVersion, folder: Path, *, lora_only: bool = False) -
     RequestError if there are no such weights or `folder` holds something else, and StoreError if it cannot be
     written.
     """
-    if folder.exists():
-        names = {file.name for file in folder.iterdir()} if folder.is_dir() else {""}
-        if names and not {"tokenizer_config.json", CARD} <= names:
-            raise RequestError(
-                f"{folder} is there already and holds no exported model; choose another with --out"
-            )
+    there = [*folder.iterdir()] if folder.is_dir() else [folder] if folder.exists() else []
+    names = {each.name for each in there}
     policy = load_version(wanted)
     if lora_only and not policy.is_lora:
         raise RequestError(
@@ -77,6 +73,10 @@ def export_model(wanted: RunVersion, folder: Path, *, lora_only: bool = False) -
     with open_draft(folder, private=False) as draft:
         policy.export(draft, merge=not lora_only)
         (draft / CARD).write_text(card, encoding="utf-8")
+        if names and not {"tokenizer_config.json", CARD} <= names <= {file.name for file in draft.iterdir()}:
+            raise RequestError(
+                f"{folder} is there already, and holds more than such an export; choose another with --out"
+            )
         for file in draft.iterdir():
             file.chmod((draft / CARD).stat().st_mode)  # safetensors makes files readable by the user only.
     return sorted(file.name for file in folder.iterdir())
