@@ -156,10 +156,11 @@ def read_document(path: Path) -> Document:
     try:
         return parse_document(path.read_text(encoding="utf-8-sig"), path)
     except FileNotFoundError:
-        files = [file.name for file in path.parent.glob("*.y*ml")]
-        close = nearest(path.name, files)
+        close = nearest(path.name, [file.name for file in path.parent.glob("*.y*ml")])
         hint = f"; did you mean {path.parent / close}?" if close else ""
         raise ConfigError(f"there is no config file {path}{hint}") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a folder; name a config file, such as {path / 'config.yml'}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot be read as text in UTF-8: {error}", path=path) from None
 
