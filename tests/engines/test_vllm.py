@@ -329,7 +329,7 @@ async def test_whole_weights_are_loaded_without_a_restart_and_stay_after_one(com
     assert process.pid == pid
     await require_weights(processes, second, second)
     os.kill(pid, signal.SIGKILL)
-    await until(lambda: process.restarts == 1 and process.state == "running")
+    await until(lambda: process.restarts == 1 and process.state == "running", 600.0)
     await require_weights(processes, second, second)
     await processes.stop()
 
