@@ -215,13 +215,12 @@ class Grpo(Algorithm, name="grpo"):
         lengths_B1 = trained_BT.sum(dim=1, keepdim=True).clamp(min=1)
         log_ratio_BT = torch.where(trained_BT, logprobs_BT - batch.sampled_BT, 0.0)
         now_BT = log_ratio_BT.detach()
-        start_BT = now_BT
-        if batch.start_BT is not None:
-            start_BT = torch.where(trained_BT, batch.start_BT - batch.sampled_BT, 0.0)
+        before_BT = logprobs_BT.detach() if batch.start_BT is None else batch.start_BT
+        start_BT = torch.where(trained_BT, before_BT - batch.sampled_BT, 0.0)
         importance_BT, metrics = self.importance(start_BT)
         metrics["sampled_kl"] = now_BT.exp() - 1 - now_BT
         from_BT = log_ratio_BT if self.correction == "none" else log_ratio_BT - start_BT
-        surprise_BT = -logprobs_BT.detach() * from_BT.detach().exp().clamp(max=1 + self.clip_high)
+        token_BT = from_BT.detach().exp().clamp(max=1 + self.clip_high)
         if self.ratio == "sequence":
             from_BT = (from_BT.sum(dim=1, keepdim=True) / lengths_B1).expand_as(from_BT)
         ratio_BT, advantages_BT = from_BT.exp(), batch.advantages_BT
@@ -232,7 +231,8 @@ class Grpo(Algorithm, name="grpo"):
             bounded_BT = ratio_BT.detach().clamp(max=1 + self.clip_high)
             gain_BT = bounded_BT * advantages_BT * logprobs_BT
             metrics["clip_fraction"] = ratio_BT > 1 + self.clip_high
-        gain_BT = gain_BT + self.entropy_bonus * surprise_BT * logprobs_BT
+        if self.entropy_bonus:
+            gain_BT = gain_BT - self.entropy_bonus * token_BT * logprobs_BT.detach() * logprobs_BT
         loss = -(batch.weights_BT * importance_BT * gain_BT).sum()
         if batch.reference_BT is not None:
             gap_BT = torch.where(trained_BT, batch.reference_BT - logprobs_BT, 0.0)
