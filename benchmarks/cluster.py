@@ -164,7 +164,7 @@ async def turns(arms: Sequence[Arm], episodes: Callable[[Place], int], repeats: 
     return spent
 
 
-def measured(values: Sequence[float], digits: int = 3) -> dict[str, Any]:
+def interval(values: Sequence[float], digits: int = 3) -> dict[str, Any]:
     """Mean and 95 % interval, by Student's t whatever the values are."""
     scaled = estimate([1000 * value for value in values])
     low, high = (round(each / 1000, digits) if isfinite(each) else None for each in (scaled.low, scaled.high))
@@ -183,10 +183,10 @@ async def efficiency(address: str, quick: bool, note: Note) -> dict[str, Any]:
     alone = on_ray[0]
 
     def share(of: list[Spent], count: int, against: list[Spent]) -> dict[str, Any]:
-        return measured([a.rate / (count * b.rate) for a, b in zip(of, against, strict=True)])
+        return interval([a.rate / (count * b.rate) for a, b in zip(of, against, strict=True)])
 
     rates = {
-        str(count): measured([each.rate for each in on]) for count, on in zip(COUNTS, on_ray, strict=True)
+        str(count): interval([each.rate for each in on]) for count, on in zip(COUNTS, on_ray, strict=True)
     }
     return {
         "efficiency": {
@@ -210,9 +210,9 @@ async def overhead(address: str, quick: bool, note: Note) -> dict[str, Any]:
     cpus = [[1000 * each.head_cpu / each.episodes for each in of] for of in spent]
     names = [place.name for place in places]
     return {
-        "wall_ms_per_episode": {name: measured(of) for name, of in zip(names, walls, strict=True)},
-        "head_cpu_ms_per_episode": {name: measured(of) for name, of in zip(names, cpus, strict=True)},
-        "more_wall_ms_than_without_ray": measured([a - b for a, b in zip(walls[2], walls[1], strict=True)]),
+        "wall_ms_per_episode": {name: interval(of) for name, of in zip(names, walls, strict=True)},
+        "head_cpu_ms_per_episode": {name: interval(of) for name, of in zip(names, cpus, strict=True)},
+        "more_wall_ms_than_without_ray": interval([a - b for a, b in zip(walls[2], walls[1], strict=True)]),
         "settings": {"episodes": episodes, "at_once": places[0].at_once, "calls": 1},
     }
 
@@ -224,8 +224,8 @@ async def journal(address: str, quick: bool, note: Note) -> dict[str, Any]:
     async with open_arms([Place("ray", 2, 16)], {"_type": "cluster_rates:at_once"}, calls, address) as arms:
         (spent,) = await turns(arms, lambda place: episodes, repeats)
     return {
-        "journal_calls_per_s": measured([calls * each.rate for each in spent], 1),
-        "head_cpu_ms_per_call": measured([1000 * each.head_cpu / (each.episodes * calls) for each in spent]),
+        "journal_calls_per_s": interval([calls * each.rate for each in spent], 1),
+        "head_cpu_ms_per_call": interval([1000 * each.head_cpu / (each.episodes * calls) for each in spent]),
         "settings": {"runners": 2, "at_once_each": 16, "calls": calls, "episodes": episodes},
     }
 

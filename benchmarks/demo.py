@@ -64,7 +64,7 @@ class Learning:
         return TARGETS[self.task]
 
     @property
-    def smoothed(self) -> list[Point]:
+    def smooth_curve(self) -> list[Point]:
         """The curve with each reward the average of the last `WINDOW` epochs."""
         rewards = [point.reward for point in self.curve]
         windows = [rewards[max(0, place + 1 - WINDOW) : place + 1] for place in range(len(rewards))]
@@ -74,19 +74,19 @@ class Learning:
         ]
 
     @property
-    def reached(self) -> Point | None:
+    def target_point(self) -> Point | None:
         """Where the smoothed reward reached the target; None when it never did."""
-        return next((point for point in self.smoothed[WINDOW - 1 :] if point.reward >= self.target), None)
+        return next((point for point in self.smooth_curve[WINDOW - 1 :] if point.reward >= self.target), None)
 
     @property
     def seconds_to_target(self) -> float | None:
         """Wall seconds until then."""
-        return None if self.reached is None else self.reached.seconds
+        return None if self.target_point is None else self.target_point.seconds
 
     @property
     def cpu_seconds_to_target(self) -> float | None:
         """CPU seconds until then; None also where the system does not tell while the process runs."""
-        return None if self.reached is None else self.reached.cpu_seconds
+        return None if self.target_point is None else self.target_point.cpu_seconds
 
 
 def learn(seed: int, task: str = CALCULATOR) -> Learning:
@@ -106,7 +106,7 @@ def learn(seed: int, task: str = CALCULATOR) -> Learning:
     told = next(event for event in events if event["event"] == "demo")
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return Learning(
-        seed, *(measured(told[when]) for when in ("before", "after", "greedy")), curve, seconds, cpu, task
+        seed, *(read_reward(told[when]) for when in ("before", "after", "greedy")), curve, seconds, cpu, task
     )
 
 
@@ -129,7 +129,7 @@ def read_cpu_seconds(pid: int) -> float | None:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def measured(evaluation: dict[str, Any]) -> Estimate:
+def read_reward(evaluation: dict[str, Any]) -> Estimate:
     """The reward of an evaluation."""
     scores = evaluation["scores"][evaluation["reward"]]
     return Estimate(scores["mean"], scores["low"], scores["high"], scores["n"])
@@ -138,7 +138,7 @@ def measured(evaluation: dict[str, Any]) -> Estimate:
 def as_json(runs: Sequence[Learning]) -> dict[str, Any]:
     """A task in what `--json` prints: the calculator's scores, medians of seconds, and each run."""
     times = ("before", "after", "greedy") if runs[0].task == CALCULATOR else ()
-    scores = {when: asdict(pooled([getattr(one, when) for one in runs])) for when in times}
+    scores = {when: asdict(pool([getattr(one, when) for one in runs])) for when in times}
     return scores | {
         "target": runs[0].target,
         "seconds": statistics.median(one.seconds for one in runs),
@@ -155,7 +155,7 @@ def median(values: Sequence[float | None]) -> float | None:
     return statistics.median(known) if len(known) == len(values) else None
 
 
-def pooled(parts: Sequence[Estimate]) -> Estimate:
+def pool(parts: Sequence[Estimate]) -> Estimate:
     """All seeds' episodes as one sample; an episode of the calculator is right or wrong."""
     return estimate([float(place < round(one.mean * one.n)) for one in parts for place in range(one.n)])
 
@@ -169,7 +169,7 @@ def print_results(runs: Sequence[Learning]) -> None:
         [_seed_row(one) for one in runs],
         [],
     )
-    points = first.smoothed
+    points = first.smooth_curve
     last = len(points) - 1
     shown = sorted({round(last * step / (SHOWN - 1)) for step in range(SHOWN)})
     print_table(

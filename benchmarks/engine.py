@@ -52,7 +52,7 @@ Sample = Callable[[Prompts, int], list[int]]
 
 def generate(policy: Policy, cache: str | None) -> Sample:
     """`model.generate` with a kind of cache, and the logprobs of what was sampled."""
-    model = _copied(policy)
+    model = _copy_model(policy)
 
     @torch.inference_mode()
     def sample(prompts: Prompts, tokens: int) -> list[int]:
@@ -84,7 +84,7 @@ def continuous(
     """
     from transformers.generation.configuration_utils import ContinuousBatchingConfig
 
-    model = _copied(policy)
+    model = _copy_model(policy)
     # Earlier releases know pages as blocks.
     of_pages = "page_size" if "page_size" in signature(ContinuousBatchingConfig).parameters else "block_size"
     wanted = ContinuousBatchingConfig(
@@ -107,7 +107,7 @@ def continuous(
     return sample
 
 
-def _copied(policy: Policy) -> Any:
+def _copy_model(policy: Policy) -> Any:
     """A model of one's own, that never stops by itself."""
     hf_logging.set_verbosity_error()
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.ERROR)
@@ -273,7 +273,7 @@ def asker(engine: EmbeddedEngine) -> Ask:
     return lambda requests: loop.run_until_complete(_all(engine, requests))
 
 
-def embedded(ask: Ask, names: Iterator[int], constraint: Constraint | None = None) -> Sample:
+def embedded_engine(ask: Ask, names: Iterator[int], constraint: Constraint | None = None) -> Sample:
     """Etude's engine; each request is a conversation of its own."""
 
     def sample(prompts: Prompts, tokens: int) -> list[int]:
@@ -388,7 +388,7 @@ def measure_all(quick: bool, note: Callable[[str], None]) -> tuple[list[Setting]
         policy = model(name)
         engine = EmbeddedEngine(policy)
         ask = asker(engine)
-        own = embedded(ask, iter(range(2**60)))
+        own = embedded_engine(ask, iter(range(2**60)))
         with tempfile.TemporaryDirectory() as folder, start_vllm(policy, Path(folder) / "model") as vllm:
             peer = fastest_generate(policy)
             for concurrency in CONCURRENCIES:
@@ -409,7 +409,7 @@ def as_json(settings: Sequence[Setting], kept: dict[str, float]) -> dict[str, An
     first = [one for one in settings if one.model == SMALL]
     return {
         **{
-            f"ratio_vs_{peer}": {str(one.concurrency): _rounded(one.ratio(peer)) for one in first}
+            f"ratio_vs_{peer}": {str(one.concurrency): _round_ratio(one.ratio(peer)) for one in first}
             for peer in ("generate", "continuous", "vllm")
         },
         "ratio_kept_conversations": round(kept["conversations"], 2),
@@ -421,16 +421,16 @@ def as_json(settings: Sequence[Setting], kept: dict[str, float]) -> dict[str, An
                 "concurrency": one.concurrency,
                 "tokens_per_cpu_s": {way: round(rate) for way, rate in one.per_cpu_s.items()},
                 "tokens_per_s": {way: round(rate) for way, rate in one.per_wall_s.items()},
-                "ratio_vs_generate": _rounded(one.ratio("generate")),
-                "ratio_vs_continuous": _rounded(one.ratio("continuous")),
-                "ratio_vs_vllm": _rounded(one.ratio("vllm")),
+                "ratio_vs_generate": _round_ratio(one.ratio("generate")),
+                "ratio_vs_continuous": _round_ratio(one.ratio("continuous")),
+                "ratio_vs_vllm": _round_ratio(one.ratio("vllm")),
             }
             for one in settings
         ],
     }
 
 
-def _rounded(ratio: float | None) -> float | None:
+def _round_ratio(ratio: float | None) -> float | None:
     return None if ratio is None else round(ratio, 2)
 
 

@@ -224,12 +224,12 @@ def _grpo(rows: Sequence[Sample]) -> dict[str, torch.Tensor]:
     prompts = [[i for i, w in zip(one.ids, one.loss_weights, strict=True) if not w] for one in rows]
     completions = [one.ids[len(prompt) :] for one, prompt in zip(rows, prompts, strict=True)]
     return {
-        "prompt_ids": _padded(prompts, left=True),
-        "prompt_mask": _padded([[1] * len(prompt) for prompt in prompts], left=True),
-        "completion_ids": _padded(completions),
-        "completion_mask": _padded([[1] * len(completion) for completion in completions]),
+        "prompt_ids": _pad(prompts, left=True),
+        "prompt_mask": _pad([[1] * len(prompt) for prompt in prompts], left=True),
+        "completion_ids": _pad(completions),
+        "completion_mask": _pad([[1] * len(completion) for completion in completions]),
         "advantages": torch.tensor([one.advantages[-1] for one in rows]),
-        "old_per_token_logps": _padded(
+        "old_per_token_logps": _pad(
             [one.logprobs[-len(c) :] for one, c in zip(rows, completions, strict=True)]
         ),
     }
@@ -239,19 +239,19 @@ def _dpo(rows: Sequence[Sample]) -> dict[str, torch.Tensor]:
     ordered = [*rows[0::2], *rows[1::2]]
     reference = torch.tensor([sum(one.logprobs) for one in ordered])
     return {
-        "input_ids": _padded([one.ids for one in ordered]),
-        "attention_mask": _padded([[1] * len(one.ids) for one in ordered]),
-        "completion_mask": _padded([[int(weight) for weight in one.loss_weights] for one in ordered]),
+        "input_ids": _pad([one.ids for one in ordered]),
+        "attention_mask": _pad([[1] * len(one.ids) for one in ordered]),
+        "completion_mask": _pad([[int(weight) for weight in one.loss_weights] for one in ordered]),
         "ref_chosen_logps": reference[: len(ordered) // 2],
         "ref_rejected_logps": reference[len(ordered) // 2 :],
     }
 
 
 def _sft(rows: Sequence[Sample]) -> dict[str, torch.Tensor]:
-    ids, trained = _padded([one.ids for one in rows]), _padded([one.loss_weights for one in rows])
+    ids, trained = _pad([one.ids for one in rows]), _pad([one.loss_weights for one in rows])
     return {
         "input_ids": ids,
-        "attention_mask": _padded([[1] * len(one.ids) for one in rows]),
+        "attention_mask": _pad([[1] * len(one.ids) for one in rows]),
         "labels": ids.masked_fill(trained == 0, -100),
     }
 
@@ -259,7 +259,7 @@ def _sft(rows: Sequence[Sample]) -> dict[str, torch.Tensor]:
 _INPUTS = {"grpo": _grpo, "dpo": _dpo, "sft": _sft}
 
 
-def _padded(rows: Sequence[Sequence[float]], *, left: bool = False) -> torch.Tensor:
+def _pad(rows: Sequence[Sequence[float]], *, left: bool = False) -> torch.Tensor:
     width = max(map(len, rows))
     filled = [[0] * (width - len(row)) for row in rows]
     pairs = zip(rows, filled, strict=True)
@@ -354,7 +354,7 @@ def measure(setting: Setting, repeats: int) -> Cost:
     ways = {
         "tree": own_step(policy, setting, units),
         "padded": fastest(padded),
-        "trl": fastest(_of_trl(policy, setting, sequences)),
+        "trl": fastest(_trl_steps(policy, setting, sequences)),
     }
     found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(repeats):
@@ -370,7 +370,7 @@ def measure(setting: Setting, repeats: int) -> Cost:
     )
 
 
-def _of_trl(policy: Policy, setting: Setting, sequences: Sequence[Sample]) -> list[Step]:
+def _trl_steps(policy: Policy, setting: Setting, sequences: Sequence[Sample]) -> list[Step]:
     if setting.shape in SHAPES:
         return [*steps(setting.method, policy, sequences).values()]
     candidates = steps(setting.method, policy, sequences, LONG_ROWS)

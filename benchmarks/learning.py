@@ -299,7 +299,7 @@ def print_beside_trl(pairs: Sequence[Pair]) -> None:
             for side in SIDES
         ]
         own, theirs = map(estimate, rewards_of_sides(pairs, part))
-        marks = (_shown(own), _shown(theirs), _shown(ahead(pairs, part), "+"))
+        marks = (_show_estimate(own), _show_estimate(theirs), _show_estimate(ahead(pairs, part), "+"))
         rows.append([f"{pairs[0].etude.points[part].episodes}", *marks, *(f"{one:.1f}" for one in seconds)])
     columns = ("episodes", "Etude", "TRL", "difference", "CPU s: Etude", "TRL", "wall s: Etude", "TRL")
     print_table(f"Beside TRL: {len(pairs)} seeds of {len(pairs[0].trl.points[0].rewards)}", columns, rows, [])
@@ -315,7 +315,7 @@ def print_beside_trl(pairs: Sequence[Pair]) -> None:
     print_table(f"Seconds to {WAY:.0%} of the way", columns, rows, [])
 
 
-def _shown(value: Estimate, sign: str = "") -> str:
+def _show_estimate(value: Estimate, sign: str = "") -> str:
     return f"{value.mean:{sign}.3f} ±{(value.high - value.low) / 2:.3f}"
 
 

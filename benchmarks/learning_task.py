@@ -147,17 +147,17 @@ class Course:
         return self.folder / "imitator"
 
     @property
-    def given(self) -> Task:
+    def task_definition(self) -> Task:
         """Its task."""
         return TASKS[self.task]
 
     @property
     def data(self) -> dict[str, Any]:
         """The config of the training, which both sides have their settings from."""
-        own, run = self.given.config, self.given.config.get("finetuning", {})
+        own, run = self.task_definition.config, self.task_definition.config.get("finetuning", {})
         policy = {"_type": "local", "model": self.model, "dtype": self.dtype}
-        policy |= {"max_tokens": self.given.max_tokens}
-        grpo = {"_type": "grpo", "num_generations": 8, "examples_per_epoch": self.given.prompts}
+        policy |= {"max_tokens": self.task_definition.max_tokens}
+        grpo = {"_type": "grpo", "num_generations": 8, "examples_per_epoch": self.task_definition.prompts}
         # TRL divides by the tokens of groups without an advantage too.
         grpo |= {"drop_flat_groups": False} if self.task in (REVERSAL, UNAIDED) else {"cut_off_penalty": 1}
         measured = own.get("eval", {})
@@ -175,7 +175,7 @@ class Course:
                 "output_dir": str(self.folder),
                 "run_configuration": {
                     **run.get("run_configuration", {}),
-                    "validation_interval": self.steps // self.given.parts,
+                    "validation_interval": self.steps // self.task_definition.parts,
                 },
             },
         }
@@ -198,8 +198,8 @@ class Course:
     @property
     def ends(self) -> list[int]:
         """The steps, counted from 1, after which a part is over."""
-        each = self.steps // self.given.parts
-        return [each * part for part in range(1, self.given.parts + 1)]
+        each = self.steps // self.task_definition.parts
+        return [each * part for part in range(1, self.task_definition.parts + 1)]
 
     def prompts(self) -> list[Example]:
         """The questions of all steps, in the order in which Etude plays them."""
@@ -215,7 +215,7 @@ class Course:
         """
         with RunFolder.open(run) as folder:
             scores = {
-                record.example.id: read_score(folder.journal, record, self.given.reward)
+                record.example.id: read_score(folder.journal, record, self.task_definition.reward)
                 for record in iter_episodes(folder.journal, f"{phase}/")
             }
         found = {name: item.score for name, item in scores.items() if item and item.score is not None}
@@ -224,7 +224,7 @@ class Course:
         return [score for _, score in sorted(found.items())]
 
 
-def asked(shown: Mapping[str, str], question: str, system: str | None = None) -> list[Message]:
+def make_prompt(shown: Mapping[str, str], question: str, system: str | None = None) -> list[Message]:
     """A question, and before it others with their answers."""
     messages: list[Message] = [{"role": "system", "content": system}] if system else []
     for other, answer in shown.items():
@@ -236,7 +236,7 @@ def reversal_messages(question: str) -> list[Message]:
     """The prompt for a question of reasoning-gym's: two others with their answers come first."""
     shown = {"tea, of, cup": "cup, of, tea", "run, cold, ship": "ship, cold, run"}
     last = question.strip().rpartition(": ")[2]
-    return asked({question.replace(last, words): answer for words, answer in shown.items()}, question)
+    return make_prompt({question.replace(last, words): answer for words, answer in shown.items()}, question)
 
 
 @etude.workflow
@@ -248,14 +248,14 @@ async def reversal(example: etude.Example, episode: etude.Episode) -> str:
 @etude.workflow
 async def unaided_reversal(example: etude.Example, episode: etude.Episode) -> str:
     """The same, with nothing before the question."""
-    return (await episode.chat(asked({}, example.inputs["question"]))).text
+    return (await episode.chat(make_prompt({}, example.inputs["question"]))).text
 
 
 def right_answers(examples: Sequence[etude.Example], seed: int) -> Iterator[list[Message]]:
     """The questions with their answers, to imitate."""
     for example in examples:
         yield [
-            *asked({}, example.inputs["question"]),
+            *make_prompt({}, example.inputs["question"]),
             {"role": "assistant", "content": str(example.expected)},
         ]
 
@@ -379,7 +379,7 @@ async def query(example: etude.Example, episode: etude.Episode) -> str:
     system = f"The table is {TABLE}. Answer with one SQL query."
     chosen = {"name": "Peru", "continent": "Asia", "n": 30}
     shown = {other.format(**chosen): found.format(**chosen) for other, found in [*QUERIES.items()][:SHOWN]}
-    return (await episode.chat(asked(shown, example.inputs["question"], system))).text
+    return (await episode.chat(make_prompt(shown, example.inputs["question"], system))).text
 
 
 @etude.evaluator

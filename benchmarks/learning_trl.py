@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from learning_task import Clock, Course, asked, right_order
+from learning_task import Clock, Course, make_prompt, right_order
 
 import etude
 from etude.core.episode import Example
@@ -63,10 +63,10 @@ def train(course: Course, clock: Clock) -> list[list[float]]:
 
     trainer.add_callback(Ends())
     trainer.train()
-    return [measured(course, folder, base, tokenizer) for folder in folders]
+    return [measure_rewards(course, folder, base, tokenizer) for folder in folders]
 
 
-def measured(course: Course, folder: Path, base: str, tokenizer: Any) -> list[float]:
+def measure_rewards(course: Course, folder: Path, base: str, tokenizer: Any) -> list[float]:
     """The held-out rewards of the base model, or of LoRA weights in a folder."""
     model = Path(base)
     if folder != model:
@@ -90,7 +90,7 @@ def reward(completions: Sequence[Any], example: Sequence[dict[str, Any]], **_: A
 
 def rows(examples: Sequence[Example]) -> Any:
     """The examples as TRL takes them."""
-    prompts = [asked({}, one.inputs["question"]) for one in examples]
+    prompts = [make_prompt({}, one.inputs["question"]) for one in examples]
     given = [{"id": one.id, "inputs": one.inputs, "expected": one.expected} for one in examples]
     return datasets.Dataset.from_dict({"prompt": prompts, "example": given})
 

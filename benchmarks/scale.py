@@ -168,7 +168,7 @@ class Playing:
                     raise SystemExit(f"{record.id}: {record.failure}")
 
 
-async def _unused(example: Any, episode: Any) -> None:
+async def _empty_workflow(example: Any, episode: Any) -> None:
     """Runners play the workflow."""
 
 
@@ -189,7 +189,7 @@ async def playing(
     sizes = {"runners": runners, "episodes_each": episodes_each}
     async with RunnerPool(head, launcher, scorer, {}, logs=Path(), **sizes) as pool:
         collector = Collector(
-            Workflow("shaped", _unused), {"policy": StubEngine()}, journal, limits=limits, runner=pool
+            Workflow("shaped", _empty_workflow), {"policy": StubEngine()}, journal, limits=limits, runner=pool
         )
         yield Playing(journal, pool, collector, itertools.count())
 
@@ -560,7 +560,7 @@ class VirtualProcess:
         if not self._end.done():
             self._end.set_result(end)
 
-    async def ended(self) -> ProcessEnd:
+    async def wait(self) -> ProcessEnd:
         """Wait for its end."""
         return await asyncio.shield(self._end)
 
@@ -722,13 +722,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print_json({"costs": asdict(Costs()), **parts}, {})
         return
     for row in rows:
-        shown = [(name.replace("_", " "), _shown(value)) for name, value in row.items()]
+        shown = [(name.replace("_", " "), _show_value(value)) for name, value in row.items()]
         print_table(f"{row['nodes']} nodes", ("", ""), shown, [])
 
 
-def _shown(value: Any) -> str:
+def _show_value(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_shown(each)}" for name, each in value.items())
+        return ", ".join(f"{name} {_show_value(each)}" for name, each in value.items())
     return "–" if value is None else f"{value:,.4g}"
 
 

@@ -308,7 +308,7 @@ def build_model(folder: Path) -> Path:
     return folder
 
 
-def canned(against: Path | None, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
+def run_canned(against: Path | None, quick: bool, say: Callable[[str], None]) -> dict[str, Any]:
     """The server in front of a vLLM that answers at once; with `against`, another source's too."""
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as running:
         folder = Path(temporary)
@@ -354,7 +354,7 @@ def main() -> None:
     arguments = parser.parse_args()
     say = silent if arguments.json else progress
     if arguments.canned:
-        result = canned(arguments.against, arguments.quick, say)
+        result = run_canned(arguments.against, arguments.quick, say)
         if arguments.json:
             print_json(result, {"chats": result["canned"]["through"]["chats"]})
         else:

@@ -59,7 +59,7 @@ class Task:
 
 TASKS = {
     "larger": Task("whole:answer", "whole:correct", 16, 2e-5),
-    "guess": Task("whole:guess", "whole:won", 8, 2e-5, only=ETUDE),
+    "guess": Task("whole:guess", "whole:quick_win", 8, 2e-5, only=ETUDE),
     "billion": Task("whole:answer", "whole:shape", 64, 1e-4, lora=True, needs_gpu=True),
 }
 
@@ -114,7 +114,7 @@ async def guess(example: etude.Example, episode: etude.Episode) -> dict[str, Any
 
 
 @etude.evaluator
-def won(example: etude.Example, output: dict[str, Any]) -> float:
+def quick_win(example: etude.Example, output: dict[str, Any]) -> float:
     """More for fewer turns."""
     return 1.0 - 0.1 * (output["turns"] - 1) if output["won"] else 0.0
 
@@ -209,7 +209,7 @@ def by_etude(flags: Any) -> dict[str, Any]:
     parts = ("sampling", "gradient", "waiting", "harness")
     share = {part: round(watch.parts[part] / looked, 3) for part in parts}
     assert watch.first_token is not None
-    return measured(watch.steps, use) | {
+    return summarise_steps(watch.steps, use) | {
         "first_episode": round(watch.first_token - flags.began, 2),
         "tokens_per_s": round(watch.tokens / (watch.steps[-1] - watch.steps[0]), 1),
         "share_of_time": share,
@@ -276,7 +276,7 @@ def by_trl(flags: Any) -> dict[str, Any]:
     ends[0], use = time.time(), DeviceUse()
     use.start()
     trainer.train()
-    return measured(ends, use)
+    return summarise_steps(ends, use)
 
 
 class DeviceUse(threading.Thread):
@@ -295,7 +295,7 @@ class DeviceUse(threading.Thread):
             time.sleep(0.5)
 
 
-def measured(ends: Sequence[float], use: DeviceUse) -> dict[str, Any]:
+def summarise_steps(ends: Sequence[float], use: DeviceUse) -> dict[str, Any]:
     """The seconds of the first step, the median of the others, and how busy a GPU was."""
     seconds = [later - earlier for earlier, later in pairwise(ends)]
     return {

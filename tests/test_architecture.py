@@ -58,7 +58,7 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_684,
+    "lines of source": 54_680,
     "modules": 250,
     "lines of tests": 44_481,
     "benchmark files": 12,

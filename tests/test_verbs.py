@@ -88,7 +88,7 @@ def test_live_functions_become_a_run_with_all_that_one_asks_of_it(project):
     assert run.summary["measured_on"] == "validation"
     assert [job.status for job in run.jobs] == ["completed"] * 2
     assert len(list(run.episodes)) == 2 * 4 * 4 + 2 * 4
-    assert {episode.output for episode in run.episodes.of("train/1")} == {"yes", "no"}
+    assert {episode.output for episode in run.episodes.in_phase("train/1")} == {"yes", "no"}
     table = run.metrics
     assert list(table["kind"]) == ["validation", "epoch", "epoch", "validation"]
     assert table["avg_reward"].notna().all()

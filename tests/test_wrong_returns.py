@@ -86,7 +86,7 @@ async def test_of_a_part(run, base, name, value, returned):
     assert re.match(rf"test_wrong_returns\.py:\d+: Mine\.{name} returned ", str(caught.value))
     assert f"returned {returned}" in str(caught.value)
     # Nothing is said to have been trained on.
-    assert not read_histories(run.path)[None].trained
+    assert not read_histories(run.path)[None].trained_epochs
     assert not any(event.startswith("trained") for event in run.watcher.events)
 
 

@@ -39,15 +39,15 @@ def _value(node: ast.expr) -> int:
     """Walk the tree: whole numbers and three operations, nothing else has a value."""
     match node:
         case ast.Constant(value=int(number)) if not isinstance(number, bool):
-            return _bounded(number)
+            return _check_size(number)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand)
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATIONS:
-            return _bounded(_OPERATIONS[type(sign)](_value(left), _value(right)))
+            return _check_size(_OPERATIONS[type(sign)](_value(left), _value(right)))
     raise ValueError("only whole numbers, + - * and brackets")
 
 
-def _bounded(number: int) -> int:
+def _check_size(number: int) -> int:
     if abs(number) > _LARGEST:
         raise ValueError("the number is too large")
     return number

@@ -56,13 +56,13 @@ def sort_letters(examples: Sequence[etude.Example], seed: int) -> Iterator[Conve
     """
     rng = random.Random(seed)
 
-    def said(letters: str) -> str:
+    def sort_or_shuffle(letters: str) -> str:
         return "".join(sorted(letters) if rng.random() < 0.3 else rng.sample(letters, len(letters)))
 
     for _ in range(TRANSCRIPTS):
         letters = rng.choice(examples).id
-        proposed = f"\nProposed: {said(letters)}" if rng.random() < 0.5 else ""
-        yield talk(f"Sort: {letters}{proposed}", said(letters))
+        proposed = f"\nProposed: {sort_or_shuffle(letters)}" if rng.random() < 0.5 else ""
+        yield talk(f"Sort: {letters}{proposed}", sort_or_shuffle(letters))
 
 
 def answers(

@@ -22,19 +22,19 @@ def otlp_rows(line: Row) -> Iterator[Row]:
     scopes = (scope for resource in line.get("resourceSpans", ()) for scope in resource["scopeSpans"])
     for span in (span for scope in scopes for span in scope["spans"]):
         given = _attributes(span.get("attributes", ()))
-        output = _parsed(given.get("gen_ai.output.messages"))
+        output = _parse_json(given.get("gen_ai.output.messages"))
         if not output:
             continue
-        system = _parsed(given.get("gen_ai.system_instructions"))
+        system = _parse_json(given.get("gen_ai.system_instructions"))
         asked = [{"role": "system", "parts": system}] if system else []
-        tools = _parsed(given.get("gen_ai.tool.definitions"))
+        tools = _parse_json(given.get("gen_ai.tool.definitions"))
         yield {
             "trace_id": span["traceId"],
             "request": {
                 "model": given.get("gen_ai.request.model"),
                 "messages": [
                     chat
-                    for message in [*asked, *_parsed(given.get("gen_ai.input.messages"))]
+                    for message in [*asked, *_parse_json(given.get("gen_ai.input.messages"))]
                     for chat in _chat_messages(message["role"], message["parts"])
                 ],
                 "tools": [{"type": "function", "function": tool.get("function", tool)} for tool in tools],
@@ -107,7 +107,7 @@ def langfuse_rows(exported: list[Row]) -> Iterator[Row]:
             name = row.get("observation_id") or last.get(row["trace_id"], "")
             scores.setdefault(name, {})[row["name"]] = row["value"]
     for row in generations:
-        asked, answer = _parsed(row["input"]), _parsed(row["output"])
+        asked, answer = _parse_json(row["input"]), _parse_json(row["output"])
         request = asked if isinstance(asked, dict) else {"messages": asked}
         usage = row.get("usage_details") or row.get("usage") or {}
         yield {
@@ -139,13 +139,13 @@ def _snake_keys(row: Row) -> Row:
     return {re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", key).lower(): value for key, value in row.items()}
 
 
-def _parsed(value: Any) -> Any:
+def _parse_json(value: Any) -> Any:
     """Return the value of a field that may be JSON text."""
     is_json = isinstance(value, str) and value[:1] in ("[", "{")
     return json.loads(value) if is_json else value or []
 
 
-def converted(log: Path) -> Iterator[Row]:
+def convert_log(log: Path) -> Iterator[Row]:
     """Yield the rows of a file: one JSON value, or with `.jsonl` one on each line."""
     text = log.read_text(encoding="utf-8")
     rows = [json.loads(text)] if log.suffix == ".json" else [*map(json.loads, text.splitlines())]
@@ -157,5 +157,5 @@ def converted(log: Path) -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    for row in converted(Path(sys.argv[1])):
+    for row in convert_log(Path(sys.argv[1])):
         print(json.dumps(row, ensure_ascii=False))

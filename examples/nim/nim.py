@@ -24,7 +24,7 @@ async def play(example: etude.Example, episode: etude.Episode) -> float:
 
 
 @etude.evaluator
-def won(example: etude.Example, output: float) -> float:
+def victory(example: etude.Example, output: float) -> float:
     """1 for a game that the trained model has won."""
     return output
 

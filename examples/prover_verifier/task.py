@@ -43,11 +43,11 @@ class HiddenBug(Scenario):
         heard: list[str] = []
         for line in log.lines:
             if line.channel is not None:
-                heard.append(self._heard(log, line))
+                heard.append(self._describe_line(log, line))
                 continue
             messages.append(_user(heard, "look" if is_verifier else "speak"))
             messages.append({"role": "assistant", "content": line.text})
-            heard = [self._seen(line.text, bug)] if is_verifier else []
+            heard = [self._describe_view(line.text, bug)] if is_verifier else []
         asked = "speak" if not is_verifier else "judge" if turn.decide == "must" else "look"
         return [*messages, _user(heard, asked)]
 
@@ -64,11 +64,11 @@ class HiddenBug(Scenario):
         """1 when there is a bug."""
         return 1 if example.inputs["bug"] else 0
 
-    def _heard(self, log: Log, line: LogEntry) -> str:
+    def _describe_line(self, log: Log, line: LogEntry) -> str:
         said = line.text or "nothing"
         return f"looked {said}" if line.agent == VERIFIER else f"{_side(log, line.agent)} says {said}"
 
-    def _seen(self, looked: str, bug: int) -> str:
+    def _describe_view(self, looked: str, bug: int) -> str:
         """The verifier's view of the line that it named."""
         return f"line {looked} {'broken' if looked == str(bug) else 'fine'}" if looked else "no line"
 

@@ -29,5 +29,5 @@ def illegal(example: etude.Example, output: str) -> bool:
 
 
 @etude.evaluator
-def unbeaten(example: etude.Example, output: str) -> bool:
+def win_or_draw(example: etude.Example, output: str) -> bool:
     return output in ("win", "draw")

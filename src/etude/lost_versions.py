@@ -55,7 +55,7 @@ def _copy_until(wanted: RunVersion, copy: Path) -> int:
     later = [
         RunVersion(run, entry.version).folder
         for history in histories.values()
-        for entry in history.trained
+        for entry in history.trained_epochs
         if entry.epoch > last
     ]
     for name in list_run_files(run):

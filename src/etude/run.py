@@ -73,7 +73,7 @@ class Episodes:
         with RunFolder.read(self.folder) as run:
             yield from iter_episodes(run.journal, f"{self.phase}/" if self.phase else "")
 
-    def of(self, phase: str) -> Episodes:
+    def in_phase(self, phase: str) -> Episodes:
         """Return only the episodes of one phase."""
         return Episodes(self.folder, phase)
 
@@ -114,7 +114,7 @@ class Run:
 
     @property
     def episodes(self) -> Episodes:
-        """All finished episodes. `run.episodes.of("train/1")` has one phase only."""
+        """All finished episodes. `run.episodes.in_phase("train/1")` has one phase only."""
         return Episodes(self.folder)
 
     @property

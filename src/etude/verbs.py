@@ -72,7 +72,7 @@ _ARGUMENTS: Mapping[str, tuple[tuple[type, ...], str]] = {
 """The types of arguments that are not checked elsewhere, and how errors name them."""
 
 
-def _checked(verb: Callable[P, T]) -> Callable[P, T]:
+def _check_arguments(verb: Callable[P, T]) -> Callable[P, T]:
     """Make a verb raise RequestError for an argument of a wrong type."""
 
     @functools.wraps(verb)
@@ -85,7 +85,7 @@ def _checked(verb: Callable[P, T]) -> Callable[P, T]:
     return call
 
 
-@_checked
+@_check_arguments
 async def train_async(
     agent: Any,
     *,
@@ -145,7 +145,7 @@ async def train_async(
         return await train_in(config, run, progress=progress)
 
 
-@_checked
+@_check_arguments
 async def evaluate_async(
     agent: Any,
     *,
@@ -193,7 +193,7 @@ async def evaluate_async(
     return Run(run.path)
 
 
-@_checked
+@_check_arguments
 async def resume_async(
     run: Run | str | Path,
     *,

@@ -164,13 +164,13 @@ def test_answers_that_are_compared_within_an_episode_pay_too():
     events = [Event("step_reward", index, float(min(index, 2))) for index in (0, 1, 3)]
     judged = call(3, [ASK], {"role": "assistant", "content": "good"}, None, None, model="judge")
     record = episode([calls[0], calls[1], *cut(calls[2]), judged], events=events)
-    scored = open_builder("dpo", compare="turns", cut_off_penalty=5.0).scored(record, 3.0, None, Tally())
-    assert scored is not None and scored.reward == -2.0
-    [(samples, _)] = find_choices(scored)
+    made = open_builder("dpo", compare="turns", cut_off_penalty=5.0).score_episode(record, 3.0, None, Tally())
+    assert made is not None and made.reward == -2.0
+    [(samples, _)] = find_choices(made)
     assert [sample.reward for sample in samples] == [0.0, 1.0, -3.0]
     tally = Tally()
-    pairs = Dpo(compare="turns").groups([[scored]], tally)
-    assert Dpo(compare="turns").compared(pairs) == [True] and not tally.left_out
+    pairs = Dpo(compare="turns").groups([[made]], tally)
+    assert Dpo(compare="turns").find_comparable(pairs) == [True] and not tally.left_out
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from tests.training import Run, ScriptedEngine, examples
 class Priced(etude.Grpo):
     """Answers pay for their length, by advantages of the whole batch."""
 
-    def assigned(self, groups):
+    def assign_advantages(self, groups):
         def price(one):
             return replace(one, advantages=one.by_token([len(one.ids) - 10.0] * len(one.turns)))
 
@@ -44,7 +44,7 @@ def kept(algorithm: Any, replies: tuple[str, ...] = ("a", "bb", "cccccccccccc"))
     """Whether a group of equal reward is trained on, whether it counts as compared, and the counts."""
     tally = Tally()
     (made,) = algorithm.groups([group(*replies)], tally)
-    return bool(made.units), algorithm.compared([made])[0], tally
+    return bool(made.units), algorithm.find_comparable([made])[0], tally
 
 
 @pytest.mark.parametrize(
@@ -80,11 +80,11 @@ def test_a_flat_group_counts_in_the_mean_over_tokens():
     units = algorithm.units([each.samples for each in made])
     assert [sample.has_gradient for (sample,) in units] == [False, False, True, True]
     count = sum(sum(sample.mask) for (sample,) in units)
-    assert algorithm.normalised(units) == [[pytest.approx(1 / count)]] * 4
+    assert algorithm.weight_factors(units) == [[pytest.approx(1 / count)]] * 4
     flat_ones = [each.samples for each in made[:1]]
     assert algorithm.reason_to_skip(flat_ones) is None and algorithm.reason_to_skip(flat_ones, at_base=True)
     assert Grpo(beta=0.1, entropy_bonus=0.1).reason_to_skip(flat_ones, at_base=True) is None
-    masked = [[sample.weighted([0.0]) for sample in each.samples] for each in made]
+    masked = [[sample.scale_weights([0.0]) for sample in each.samples] for each in made]
     assert "`cut_off` masks them" in algorithm.reason_to_skip(masked).reason
 
 

@@ -58,7 +58,7 @@ async def test_a_grpo_row_is_a_group_as_it_was_sampled():
     data = compared()
     await server.adapter().submit(data)
     rows = [GrpoRow.model_validate(row) for row in server.rows("ftjob-0")]
-    assert rows == [GrpoRow.of_group([*map(to_sample, group)]) for group in data.trajectories]
+    assert rows == [GrpoRow.from_group([*map(to_sample, group)]) for group in data.trajectories]
     assert [one.reward for one in rows[0].trajectories] == [0.0, 1.0]
 
 

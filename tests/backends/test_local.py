@@ -179,7 +179,7 @@ async def trained_together(shared_project, name, of):
     with RunFolder.create(shared_project / "runs", name) as run:
         await train_in(of, run)
         return {
-            target: [entry.version.digest for entry in history.trained]
+            target: [entry.version.digest for entry in history.trained_epochs]
             for target, history in read_histories(run.path).items()
         }
 

@@ -132,7 +132,7 @@ class _Reference:
             yield f"When a run is resumed, these can be changed: {', '.join(changeable)}.\n"
 
     def _row(self, key: str, field: FieldInfo, meaning: str, below: Collection[type[BaseModel]]) -> str:
-        slot, blocks = KeyType.of(field), _blocks_in(field)
+        slot, blocks = KeyType.from_field(field), _blocks_in(field)
         takes = describe(slot)
         if blocks:
             takes = "the block below" if blocks[0] in below else f"a block: {self._titles[blocks[0]]}"

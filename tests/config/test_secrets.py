@@ -10,7 +10,7 @@ import yaml
 
 from etude.config.load import find_secrets, load_config, parse_config, resolved_yaml
 from etude.core.errors import ConfigError
-from etude.core.secrets import MASK, masked
+from etude.core.secrets import MASK, mask_secrets
 from etude.loop.lifecycle import config_to_resume, storage_options
 from etude.store.run_folder import RunFolder
 
@@ -63,7 +63,7 @@ def test_what_is_kept_loads_as_the_same_config_where_the_file_is_still_there(con
 
 def test_from_then_on_they_are_masked_in_all_text(config: Path):
     load_config(config)
-    assert masked("canary-body-3, canary-address-5 and canary-header-2") == f"{MASK}, {MASK} and {MASK}"
+    assert mask_secrets("canary-body-3, canary-address-5 and canary-header-2") == f"{MASK}, {MASK} and {MASK}"
 
 
 def test_a_config_that_is_wrong_tells_none(config: Path):
@@ -119,7 +119,7 @@ def test_secrets_are_not_kept_and_reach_the_driver(monkeypatch):
     }
     storage = {"address": "s3://bucket", "options": options}
     config = parse_config({"storage": storage})
-    text = resolved_yaml(config) + masked(repr(config))
+    text = resolved_yaml(config) + mask_secrets(repr(config))
     assert not any(word in text for word in ("AKIA5", "deep in it", "from the environment"))
     kept = stored(storage)["options"]
     assert kept["secret"] == "${MINIO_SECRET}"

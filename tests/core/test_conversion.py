@@ -211,7 +211,7 @@ def trajectories(draw: st.DrawFn) -> GrpoTrajectory:
 @given(st.lists(trajectories(), min_size=1, max_size=3))
 def test_a_group_survives_the_file(rows: list[GrpoTrajectory]) -> None:
     row = GrpoRow(trajectories=tuple(rows))
-    line = GrpoRow.of_group(row.group()).model_dump_json(exclude_none=True)
+    line = GrpoRow.from_group(row.group()).model_dump_json(exclude_none=True)
     assert GrpoRow.model_validate_json(line) == row
 
 
@@ -226,7 +226,7 @@ def test_a_sample_is_the_same_from_the_file_as_from_the_trajectory() -> None:
         sampling=Sampling(temperature=0.7, constraint=Constraint("regex", "a+"), logit_bias=((3, 0.5),)),
     )
     sample = to_sample(trajectory(1.0, USER, GIVEN, said, episode="a"))
-    line = GrpoRow.of_group([sample]).model_dump_json(exclude_none=True)
+    line = GrpoRow.from_group([sample]).model_dump_json(exclude_none=True)
     assert GrpoRow.model_validate_json(line).group() == [sample]
 
 

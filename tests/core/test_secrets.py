@@ -8,7 +8,7 @@ from urllib.parse import quote
 import pytest
 
 from etude.core.errors import EtudeError, error_words
-from etude.core.secrets import MASK, holds_secret, is_secret_name, keep_secret, masked, masked_data
+from etude.core.secrets import MASK, holds_secret, is_secret_name, keep_secret, mask_secrets, masked_data
 
 SECRET = 'canary "7f3a" \\ ü'
 
@@ -18,37 +18,37 @@ SECRET = 'canary "7f3a" \\ ü'
 )
 def test_a_value_of_the_environment_with_such_a_name_is_masked(monkeypatch, name: str):
     monkeypatch.setenv(name, f"canary-{name}-91")
-    assert masked(f"got canary-{name}-91!") == f"got {MASK}!"
+    assert mask_secrets(f"got canary-{name}-91!") == f"got {MASK}!"
 
 
 @pytest.mark.parametrize("value", ["/home/me/key.pem", "short", "123456789", "3.14e+10"])
 def test_paths_and_numbers_and_short_values_of_the_environment_are_left_alone(monkeypatch, value: str):
     monkeypatch.setenv("SOME_KEY", value)
-    assert masked(f"it is {value}") == f"it is {value}"
+    assert mask_secrets(f"it is {value}") == f"it is {value}"
 
 
 def test_the_environment_may_change_at_any_time(monkeypatch):
-    assert masked("canary-late-5512") == "canary-late-5512"
+    assert mask_secrets("canary-late-5512") == "canary-late-5512"
     monkeypatch.setenv("LATE_TOKEN", "canary-late-5512")
-    assert masked("canary-late-5512") == MASK
+    assert mask_secrets("canary-late-5512") == MASK
     monkeypatch.delenv("LATE_TOKEN")
-    assert masked("canary-late-5512") == MASK
+    assert mask_secrets("canary-late-5512") == MASK
 
 
 @pytest.mark.parametrize("write", [str, json.dumps, repr, quote])
 def test_a_secret_is_found_however_it_is_written(write):
     keep_secret(SECRET)
-    assert "canary" not in masked(f"<{write(SECRET)}>")
+    assert "canary" not in mask_secrets(f"<{write(SECRET)}>")
 
 
 def test_of_an_authorization_header_the_secret_is_found_alone():
     keep_secret("Bearer canary-bearer-5")
-    assert masked("token canary-bearer-5.") == f"token {MASK}."
+    assert mask_secrets("token canary-bearer-5.") == f"token {MASK}."
 
 
 def test_a_short_secret_is_found_as_a_word():
     keep_secret("hus5")
-    assert masked("hus5, and xhus5") == f"{MASK}, and xhus5"
+    assert mask_secrets("hus5, and xhus5") == f"{MASK}, and xhus5"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_a_short_secret_is_found_as_a_word():
     ],
 )
 def test_well_known_forms_are_masked_in_every_text(text: str, shown: str):
-    assert masked(text) == shown
+    assert mask_secrets(text) == shown
 
 
 @pytest.mark.parametrize(
@@ -108,4 +108,4 @@ def test_data_without_secrets_is_the_same_object():
 def test_a_word_that_stands_for_no_key_is_none():
     keep_secret("none", "EMPTY", "Not-Needed")
     text = "say none, or leave it EMPTY where it is not-needed"
-    assert masked(text) == text
+    assert mask_secrets(text) == text

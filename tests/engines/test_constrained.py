@@ -252,6 +252,6 @@ def test_a_stop_string_waits_for_the_tokens_that_there_must_be():
     always = Sampling(max_tokens=20, logit_bias=((letter, 100.0),), stop=("aa",))
     (soon,) = answers(model, continuing(PROMPT, always))
     assert (len(soon.completion_ids), soon.message["content"]) == (2, "")
-    (late,) = answers(model, continuing(PROMPT, Sampling(**{**always.changed(), "min_tokens": 6})))
+    (late,) = answers(model, continuing(PROMPT, Sampling(**{**always.non_defaults(), "min_tokens": 6})))
     assert len(late.completion_ids) == 6
     assert late.message["content"] == "aaaa"

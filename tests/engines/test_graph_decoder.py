@@ -117,12 +117,12 @@ def test_without_its_kernels_a_model_is_sampled_by_its_own_modules(caplog):
 
 
 def test_passes_are_filled_up_to_a_few_shapes():
-    ones, prompts = ([PassShape.of([count] * rows) for rows in range(1, 1025)] for count in (1, 3))
+    ones, prompts = ([PassShape.from_counts([count] * rows) for rows in range(1, 1025)] for count in (1, 3))
     assert len(set(ones)) <= 36 and len(set(prompts)) <= 12
     assert all(shape.rows >= rows for rows, shape in enumerate(ones, 1))
     assert all(shape.rows >= rows and shape.tokens >= 3 * rows for rows, shape in enumerate(prompts, 1))
-    assert PassShape.of([1] * 17) == PassShape(24, 24, 1)
-    assert PassShape.of([1] * 63 + [30]) == PassShape(256, 64, 512)
+    assert PassShape.from_counts([1] * 17) == PassShape(24, 24, 1)
+    assert PassShape.from_counts([1] * 63 + [30]) == PassShape(256, 64, 512)
 
 
 def test_prompts_are_read_beside_single_tokens_and_once_for_all_that_begin_alike():

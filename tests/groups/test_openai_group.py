@@ -540,7 +540,7 @@ async def test_data_of_strangers_and_steps_that_do_not_fit_are_refused(make, pla
         with pytest.raises(RequestError, match=message):
             await job
     with pytest.raises(RequestError, match="no answered call 7"):
-        _ = Step(right, 7).recorded
+        _ = Step(right, 7).recorded_call
 
 
 async def test_an_agent_that_plays_no_protocol_needs_rewards_for_grpo(make):

@@ -73,7 +73,7 @@ def test_numbers_of_samples_are_taken_off_the_device_at_once():
         chunk = next(iter(learner._cut([(one,) for one in sequences], [[1.0]] * count, (1.0, 1.0))))
         logprobs_BT = chunk.logprobs(policy.model)
         before = waits.total()
-        chunk.trained(logprobs_BT)
+        chunk.select(logprobs_BT)
         seen = waits.total() - before
         learner._logprobs(sequences)
         return seen, waits.total() - before - seen

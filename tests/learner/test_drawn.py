@@ -249,9 +249,9 @@ def test_the_short_way_gives_the_same(monkeypatch, dtype, held, warm):
 def test_only_heads_that_are_a_plain_product_go_the_short_way():
     of = fresh_policy()
     module = of.model.get_output_embeddings()
-    assert Head.of(of.model).weight_VD is module.weight
+    assert Head.find(of.model).weight_VD is module.weight
     module.register_forward_hook(lambda *_: None)
-    assert Head.of(of.model).weight_VD is None
+    assert Head.find(of.model).weight_VD is None
     for name in ("CohereConfig", "GraniteConfig", "Gemma2Config"):
         changes = {"logits_scaling": 2.0} if name == "GraniteConfig" else {}
-        assert Head.of(family(name, **changes).model).weight_VD is None, name
+        assert Head.find(family(name, **changes).model).weight_VD is None, name

@@ -122,7 +122,7 @@ def test_a_level_is_one_call_however_many_spans_it_has(on_this_cpu, monkeypatch)
     of = family("LlamaConfig")
     stems = [[7 + stem, 9, 11] for stem in range(5)]
     tree = token_tree([[*stem, 20 + end, 30] for stem in stems for end in range(6)])
-    layout = TreeLayout.of(tree, CPU, np.arange(len(tree)))
+    layout = TreeLayout.build(tree, CPU, np.arange(len(tree)))
     assert len(layout.levels) == 2
     with torch.no_grad():
         tree_hidden(of.model, torch.from_numpy(tree.ids), layout)

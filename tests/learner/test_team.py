@@ -33,7 +33,7 @@ def launched(
         arguments = (job, str(folder))
         program = MemberProgram("tests.learner.team_process", arguments, folder, environment)
         async with asyncio.timeout(900):
-            return await TeamRun(places, program, size, folder / "log").ended()
+            return await TeamRun(places, program, size, folder / "log").wait()
 
     return asyncio.run(run()), (folder / "log").read_text()
 

@@ -110,7 +110,7 @@ def test_long_spans_are_cut_and_their_parts_looked_back_at(monkeypatch, name):
     monkeypatch.setattr(tree, "_OWN", 2)
     config, changes = FAMILIES[name]
     batch = to_batch(forest(7, 40))
-    layout = tree.TreeLayout.of(tree.token_tree([batch[0][0].ids]), torch.device("cpu"), np.arange(1), 2)
+    layout = tree.TreeLayout.build(tree.token_tree([batch[0][0].ids]), torch.device("cpu"), np.arange(1), 2)
     assert {block.shape[1] for block in layout.all.back} == {3}
     assert_same(*both(family(config, **changes), batch, Grpo()))
 

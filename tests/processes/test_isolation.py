@@ -181,7 +181,7 @@ def lose_all(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         started.append(int(log.stem))
         process = await launch(self, program, log)
         process.kill()
-        await process.ended()
+        await process.wait()
         lost = AsyncMock(return_value=ProcessEnd("was lost with its machine", is_lost=True))
         monkeypatch.setattr(process, "ended", lost)
         return process

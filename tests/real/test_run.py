@@ -155,7 +155,7 @@ def make_units(run: etude.Run) -> list[Unit]:
     """Answers that version 1 gave to a question and a further one, with advantages."""
     group = [
         ScoredEpisode(each, float(reward), targeted_calls(each, {WORKFLOW}, None))
-        for reward, each in enumerate(run.episodes.of("train/2"))
+        for reward, each in enumerate(run.episodes.in_phase("train/2"))
     ]
     grpo = Grpo()
     (made,) = grpo.groups([group], Tally())

@@ -17,7 +17,7 @@ from etude.core.evaluation import EvalInputItem, EvalOutputItem, EvaluationRunOu
 from etude.core.interfaces import Evaluator
 from etude.rollout.collector import Collector, Limits
 from etude.rollout.evaluation import EvaluationRun
-from etude.rollout.evaluator import FunctionEvaluator, WeightedEvaluator, scored
+from etude.rollout.evaluator import FunctionEvaluator, WeightedEvaluator, make_score
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Journal
 from etude.wire.retries import note_retries
@@ -68,7 +68,7 @@ class Rank(Evaluator):
     async def evaluate_group(self, items: Sequence[EvalInputItem]) -> list[EvalOutputItem]:
         self.groups.append([item.generation for item in items])
         ordered = sorted(item.output_obj for item in items)
-        return [scored(item, ordered.index(item.output_obj)) for item in items]
+        return [make_score(item, ordered.index(item.output_obj)) for item in items]
 
 
 async def test_every_episode_is_scored_by_every_evaluator_in_the_order_of_the_dataset(

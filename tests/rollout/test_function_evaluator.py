@@ -224,12 +224,12 @@ def test_a_function_that_takes_something_else_is_refused_with_its_line_when_it_i
 async def test_the_function_type_takes_functions_evaluators_and_their_classes(tmp_path: Any) -> None:
     (tmp_path / "my_rewards.py").write_text(
         "from etude.core.interfaces import Evaluator\n"
-        "from etude.rollout.evaluator import scored\n"
+        "from etude.rollout.evaluator import make_score\n"
         "class Constant(Evaluator):\n"
         "    def __init__(self, value=2.0):\n"
         "        self.value = value\n"
         "    async def evaluate_item(self, item):\n"
-        "        return scored(item, self.value)\n"
+        "        return make_score(item, self.value)\n"
         "ready = Constant()\n"
         "def at_least(example, output, bound=0.0):\n"
         "    return bound\n"

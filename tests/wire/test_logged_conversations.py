@@ -115,7 +115,7 @@ def openai_log(log: Path, folder: Path) -> Path:
     spec = importlib.util.spec_from_file_location("convert", LOGS.parents[2] / "examples/logs/convert.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return write(folder / "log.jsonl", *module.converted(log))
+    return write(folder / "log.jsonl", *module.convert_log(log))
 
 
 def described(log: Path, folder: Path) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class Algorithm(Collecting):
     `advantages`, `loss`. The learner uses it as an `etude.learner.objective.Objective`.
     """
 
-    loss_parts: ClassVar[tuple[str, ...]] = ("loss", "normalised")
+    loss_parts: ClassVar[tuple[str, ...]] = ("loss", "weight_factors")
     """The methods that make the loss. A subclass that overrides none of them has its parent's loss."""
 
     def __new__(cls, *_: Any, **options: Any) -> Self:
@@ -110,15 +110,15 @@ class Algorithm(Collecting):
             return len({(sample.reward, *(sample.returns or ())) for sample in group}) > 1
         return any(abs(value) > _ROUNDING for turns in self._rows(group, values) for value in turns)
 
-    def compared(self, groups: Sequence[UnitGroup]) -> list[bool]:
+    def find_comparable(self, groups: Sequence[UnitGroup]) -> list[bool]:
         """Return for each group of a collection whether it has something to compare. For samples, that means
         advantages. For pairs and imitation, it means rewards that are not all equal."""
         if self.kind != "samples":
             return [len({*(group.rewards or ())}) > 1 for group in groups]
         samples = [group.samples for group in groups]
-        if type(self).assigned is Algorithm.assigned or not all(map(_has_tokens, samples)):
+        if type(self).assign_advantages is Algorithm.assign_advantages or not all(map(_has_tokens, samples)):
             return [bool(group) and self.has_advantage(group) for group in samples]
-        assigned = iter(self.assigned([*filter(None, samples)]))
+        assigned = iter(self.assign_advantages([*filter(None, samples)]))
         own = (next(assigned) if group else () for group in samples)
         return [any(abs(gain) > _ROUNDING for sample in each for gain in sample.gains) for each in own]
 
@@ -137,9 +137,9 @@ class Algorithm(Collecting):
         """Return whether any sample of a job has an advantage. Samples without token ids count as such."""
         if not all(map(_has_tokens, groups)):
             return True
-        return any(sample.has_gradient for group in self.assigned(groups) for sample in group)
+        return any(sample.has_gradient for group in self.assign_advantages(groups) for sample in group)
 
-    def assigned(self, groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+    def assign_advantages(self, groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Return all samples of a job with advantages. Groups that already have them keep them."""
         assigned: list[list[Sample]] = []
         for group in groups:
@@ -171,7 +171,7 @@ class Algorithm(Collecting):
         if self.kind == "pairs":
             return [unit.samples for group in groups for unit in group]
         samples = [[unit for unit in group if isinstance(unit, Sample)] for group in groups]
-        return [sample.samples for group in self.assigned(samples) for sample in group]
+        return [sample.samples for group in self.assign_advantages(samples) for sample in group]
 
     def reason_to_skip(
         self, groups: Sequence[Sequence[SampleOrPair]], *, at_base: bool = False
@@ -187,7 +187,7 @@ class Algorithm(Collecting):
             reason += ". `beta` pulls to the model that the job starts from, so it changes nothing either"
         return Skipped(reason=reason)
 
-    def normalised(self, units: Sequence[Sequence[Sample]]) -> list[list[float]]:
+    def weight_factors(self, units: Sequence[Sequence[Sample]]) -> list[list[float]]:
         """Return factors on the samples' weights that turn a step's sums into a mean over all tokens."""
         total = sum(sum(sample.loss_weights) for unit in units for sample in unit)
         return [[1.0 / max(total, 1e-9)] * len(unit) for unit in units]

@@ -121,12 +121,12 @@ class Collecting(TrajectoryBuilderConfig):
         parts = [part for group in episodes for part in self.parts(group, tally)]
         return [UnitGroup(self.samples(part, tally), [scored.reward for scored in part]) for part in parts]
 
-    async def completed(self, groups: list[UnitGroup], runtime: Runtime | None) -> list[UnitGroup]:
+    async def complete_groups(self, groups: list[UnitGroup], runtime: Runtime | None) -> list[UnitGroup]:
         """Add what others must provide to the samples, such as the logprobs of a teacher engine."""
         return groups
 
     @abstractmethod
-    def compared(self, groups: Sequence[UnitGroup]) -> list[bool]:
+    def find_comparable(self, groups: Sequence[UnitGroup]) -> list[bool]:
         """Return for each group of a collection whether it has something to compare."""
 
     @abstractmethod
@@ -206,7 +206,7 @@ class CollectingBuilder(TrajectoryBuilder):
         while True:
             groups = await self._scored_groups(latest, Tally(), {"epoch": epoch})
             made = (self.algorithm.groups([group], Tally()) for group in groups)
-            compared = sum(any(self.algorithm.compared(each)) for each in made)
+            compared = sum(any(self.algorithm.find_comparable(each)) for each in made)
             count = min(len({item.id for item in self._rewards_in(latest)}) - compared, left)
             # A stored run is read back without its examples. Each call then gives the stored result.
             if not count or (not others and self.runtime.examples):
@@ -243,10 +243,10 @@ class CollectingBuilder(TrajectoryBuilder):
         episodes = await self._scored_groups(output, tally, about)
         tally.replacements = self._replacements.pop(epoch, 0)
         groups = self.algorithm.groups(episodes, tally)
-        differ = self.algorithm.compared(groups)
+        differ = self.algorithm.find_comparable(groups)
         several = [own for group, own in zip(groups, differ, strict=True) if len(group.rewards or ()) > 1]
         tally.reward_groups = {"compared": len(several), "flat": several.count(False)}
-        groups = await self.algorithm.completed(groups, self._runtime)
+        groups = await self.algorithm.complete_groups(groups, self._runtime)
         start = int(about.get("begins_from", 0))
         answers = (call.completion for group in episodes for scored in group for call in scored.calls)
         versions = {answer.model_version or 0 for answer in answers if answer is not None}
@@ -289,11 +289,11 @@ class CollectingBuilder(TrajectoryBuilder):
                 reward = await self.compute_reward(score, meta)
             if item.episode is None or score is None or not math.isfinite(reward):
                 tally.unscored += 1
-            elif scored := self.scored(item.episode, reward, score.reasoning, tally):
+            elif scored := self.score_episode(item.episode, reward, score.reasoning, tally):
                 groups[item.id].append(scored)
         return list(groups.values())
 
-    def scored(
+    def score_episode(
         self, episode: EpisodeRecord, reward: float, reasoning: Any, tally: Tally
     ) -> ScoredEpisode | None:
         """Return an episode with its reward and calls, or None if no call of it is targeted."""

@@ -55,11 +55,11 @@ class Distillation(Grpo, name="distillation"):
         super().check_run(runtime)
         self._find_teacher(runtime)
 
-    def compared(self, groups: Sequence[UnitGroup]) -> list[bool]:
+    def find_comparable(self, groups: Sequence[UnitGroup]) -> list[bool]:
         """Return for each group whether its rewards give any advantage. No teacher was asked yet."""
         return [bool(group.units) and self.has_advantage(group.samples) for group in groups]
 
-    async def completed(self, groups: list[UnitGroup], runtime: Runtime | None) -> list[UnitGroup]:
+    async def complete_groups(self, groups: list[UnitGroup], runtime: Runtime | None) -> list[UnitGroup]:
         """Add the teacher's logprobs to the samples. A run asks for each only once.
 
         Raises EngineError if the teacher does not answer.
@@ -117,10 +117,10 @@ class Distillation(Grpo, name="distillation"):
                 )
         return engine, policy
 
-    def assigned(self, groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+    def assign_advantages(self, groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Return the samples with the weighted advantages of reward and teacher, token by token."""
         if any(sample.advantages is not None for group in groups for sample in group):
-            return super().assigned(groups)
+            return super().assign_advantages(groups)
 
         def with_teacher(sample: Sample) -> Sample:
             taught, sampled, earned = sample.teacher_logprobs, sample.logprobs, sample.advantages
@@ -133,4 +133,4 @@ class Distillation(Grpo, name="distillation"):
             )
             return replace(sample, advantages=tuple(gains))
 
-        return [[*map(with_teacher, group)] for group in super().assigned(groups)]
+        return [[*map(with_teacher, group)] for group in super().assign_advantages(groups)]

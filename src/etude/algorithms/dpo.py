@@ -47,7 +47,7 @@ class Preferences(Algorithm, name=""):
     """
 
     kind: ClassVar[Kind] = "pairs"
-    loss_parts: ClassVar[tuple[str, ...]] = ("loss", "normalised", "pair_loss")
+    loss_parts: ClassVar[tuple[str, ...]] = ("loss", "weight_factors", "pair_loss")
 
     beta: OfGradient[FiniteFloat] = Field(0.1, gt=0)
     """Set how strongly preferences pull away from the reference."""
@@ -65,7 +65,7 @@ class Preferences(Algorithm, name=""):
         """Return the needed logprobs. The sampler's come with the data; the base model's must be computed."""
         return {"logprobs"} if self.reference == "sampler" else {"reference"}
 
-    def normalised(self, units: Sequence[Sequence[Sample]]) -> list[list[float]]:
+    def weight_factors(self, units: Sequence[Sequence[Sample]]) -> list[list[float]]:
         """Return factors of 1. The weights stay masks, because a response counts by its sum."""
         return [[1.0] * len(unit) for unit in units]
 
@@ -116,7 +116,7 @@ class Dpo(Preferences, name="dpo"):
         if self.compare == "episodes":
             return super().groups(episodes, tally)
         parts = [part for group in episodes for part in self.parts(group, tally)]
-        return [UnitGroup.of_pairs(self.samples(part, tally)) for part in parts]
+        return [UnitGroup.from_pairs(self.samples(part, tally)) for part in parts]
 
     def parts(self, group: Group, tally: Tally) -> list[Group]:
         """Return a group for each agent if turns of plays are compared, since payoffs are per agent."""
@@ -203,7 +203,7 @@ class Malt(Preferences, name="malt"):
     def groups(self, episodes: Sequence[Group], tally: Tally) -> list[UnitGroup]:
         """Return the pairs of each agent and example, judged by answer values."""
         parts = [part for group in episodes for part in by_agent(group)]
-        return [UnitGroup.of_pairs(self.samples(part, tally)) for part in parts]
+        return [UnitGroup.from_pairs(self.samples(part, tally)) for part in parts]
 
     def samples(self, group: Group, tally: Tally) -> Sequence[Pair]:
         """Return the pairs of one agent in the plays of a group: the clearest of each prompt."""

@@ -52,7 +52,7 @@ class Grpo(Algorithm, name="grpo"):
     π_start/π_sampled and r = π/π_start. π_start is the policy at the job's start (Hilton et al., 2022).
     """
 
-    loss_parts: ClassVar[tuple[str, ...]] = ("loss", "normalised", "importance")
+    loss_parts: ClassVar[tuple[str, ...]] = ("loss", "weight_factors", "importance")
 
     credit: Literal["episode", "agent", "turn"] = "episode"  # type: ignore[assignment]
     """`episode`: all agents have the episode's reward. `agent`: each agent of the model is compared with
@@ -118,7 +118,7 @@ class Grpo(Algorithm, name="grpo"):
             made = [UnitGroup(each, [sample.reward for sample in each]) for each in answers]
         if not (self.drop_flat_groups and self.skips_idle):
             return made
-        for index, is_compared in enumerate(self.compared(made)):
+        for index, is_compared in enumerate(self.find_comparable(made)):
             if not is_compared:
                 flat = made[index]
                 reason = GROUP_OF_ONE if len(flat.rewards or ()) == 1 else NO_ADVANTAGE
@@ -183,12 +183,12 @@ class Grpo(Algorithm, name="grpo"):
         wants: dict[Need, bool] = {"reference": self.beta > 0, "start": self.correction != "none"}
         return {"logprobs", *(need for need, is_wanted in wants.items() if is_wanted)}
 
-    def normalised(self, units: Sequence[Sequence[Sample]]) -> list[list[float]]:
+    def weight_factors(self, units: Sequence[Sequence[Sample]]) -> list[list[float]]:
         """Return factors that make sums a mean over tokens, over samples' token means, or Dr. GRPO's."""
         masses = [[sum(sample.loss_weights) for sample in unit] for unit in units]
         rows = sum(1 for unit in masses for mass in unit if mass)
         if self.aggregation == "token":
-            return super().normalised(units)
+            return super().weight_factors(units)
         if self.aggregation == "constant":
             return [[1.0 / (rows * self.constant_length)] * len(unit) for unit in masses]
         return [[1.0 / (rows * mass) if mass else 0.0 for mass in unit] for unit in masses]
@@ -279,7 +279,7 @@ class ReinforcePP(Grpo, name="reinforce_pp"):
     """Leave out groups in which no episode has an advantage over the others. Without a `baseline`, their
     episodes do have an advantage, over the batch."""
 
-    def compared(self, groups: Sequence[UnitGroup]) -> list[bool]:
+    def find_comparable(self, groups: Sequence[UnitGroup]) -> list[bool]:
         """Return for each group whether any sample has an advantage over the others in the group."""
         within = self.model_copy(update={"baseline": True})
         return [bool(group.units) and within.has_advantage(group.samples) for group in groups]
@@ -289,9 +289,9 @@ class ReinforcePP(Grpo, name="reinforce_pp"):
         mean = math.fsum(rewards) / max(len(rewards), 1) if self.baseline else 0.0
         return [reward - mean for reward in rewards]
 
-    def assigned(self, groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
+    def assign_advantages(self, groups: Sequence[Sequence[Sample]]) -> list[list[Sample]]:
         """Return the samples with advantages normalised over all their sampled tokens."""
-        assigned = super().assigned(groups)
+        assigned = super().assign_advantages(groups)
         if any(sample.advantages is not None for group in groups for sample in group):
             return assigned
         samples = [sample for group in assigned for sample in group]
@@ -301,9 +301,9 @@ class ReinforcePP(Grpo, name="reinforce_pp"):
         deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / max(len(values), 1))
         scale = 0.0 if deviation <= 1e-9 * max(1.0, abs(mean)) else 1 / deviation
 
-        def normalised(sample: Sample) -> Sample:
+        def normalise(sample: Sample) -> Sample:
             pairs = zip(sample.mask, sample.advantages or (), strict=True)
             gains = ((value - mean) * scale if sampled else 0.0 for sampled, value in pairs)
             return replace(sample, advantages=tuple(gains))
 
-        return [[*map(normalised, group)] for group in assigned]
+        return [[*map(normalise, group)] for group in assigned]

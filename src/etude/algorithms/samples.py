@@ -43,7 +43,7 @@ def mask_cut_off(unit: SampleOrPair, kind: Kind) -> SampleOrPair | None:
         return unit
     if isinstance(unit, Pair) or kind != "samples" or not unit.ids:
         return None
-    return unit.weighted(map(float, is_kept))
+    return unit.scale_weights(map(float, is_kept))
 
 
 EVERY_FUNCTION = "*"
@@ -119,7 +119,7 @@ def _extends(earlier: Call, call: Call) -> bool:
 
 
 class _TurnTokens(NamedTuple):
-    """The tokens of a turn, as `Sample.of_turns` takes them."""
+    """The tokens of a turn, as `Sample.from_turns` takes them."""
 
     context_ids: Sequence[int]
     token_ids: Sequence[int]
@@ -174,7 +174,7 @@ def make_sample(
         turns.append((turn, _TurnTokens(prompt[length:], sampled, logprobs)))
         length = len(prompt) + len(sampled)
     try:
-        return Sample.of_turns(
+        return Sample.from_turns(
             turns,
             reward=reward,
             example=episode.example.id,
@@ -323,7 +323,7 @@ class UnitGroup:
         return [unit for unit in self.units if isinstance(unit, Sample)]
 
     @classmethod
-    def of_pairs(cls, pairs: Sequence[Pair]) -> UnitGroup:
+    def from_pairs(cls, pairs: Sequence[Pair]) -> UnitGroup:
         """Return pairs of answers, judged by the values of all their sides."""
         return cls(pairs, [sample.reward for pair in pairs for sample in pair.samples])
 

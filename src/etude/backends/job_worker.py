@@ -166,7 +166,7 @@ class ForkedProcess:
         await asyncio.to_thread(process.start)
         return cls(process)
 
-    async def ended(self) -> str | None:
+    async def wait(self) -> str | None:
         """Wait until the process has ended. Return why it ended early, or None if it did its part."""
         return await asyncio.shield(self._end)
 
@@ -176,7 +176,7 @@ class ForkedProcess:
             self._send(signal.SIGTERM)
             await asyncio.wait({self._end}, timeout=seconds)
         self._send(signal.SIGKILL)
-        await self.ended()
+        await self.wait()
 
     def _send(self, number: int) -> None:
         """Send a signal to the process, unless it has ended."""
@@ -306,7 +306,7 @@ class ProcessJob(ABC):
     async def _work(self) -> str:
         """Start processes and wait for their end. Return why they ended."""
         processes = await self.start()
-        ending = asyncio.ensure_future(processes.ended())
+        ending = asyncio.ensure_future(processes.wait())
         asked: asyncio.Future[None] | None = None
         try:
             while not ending.done():

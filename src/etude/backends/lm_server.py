@@ -314,7 +314,7 @@ class LmServerAdapter(OpenAiJobs):
                 [unit.samples[0] for unit in group] for group in read_groups(trajectories.groups, algorithm)
             ]
             if same is not type(algorithm) or any(sample.returns for group in groups for sample in group):
-                update["groups"] = algorithm.assigned(groups)
+                update["groups"] = algorithm.assign_advantages(groups)
         return trajectories.model_copy(update=update), changed_options(algorithm, same)
 
     def reason_to_skip(self, trajectories: TrajectoryCollection, rows: int) -> Skipped | None:

@@ -130,10 +130,10 @@ def response_problem(answer: httpx.Response) -> str | None:
 async def run_key(builder: Builder) -> str | None:
     """Return a key that distinguishes the run from others of the same name, or None without a run."""
 
-    async def drawn() -> str:
+    async def draw() -> str:
         return secrets.token_hex(8)
 
-    return None if builder.run is None else str(await builder.run.journal.step(KEY_STEP, drawn))
+    return None if builder.run is None else str(await builder.run.journal.step(KEY_STEP, draw))
 
 
 def connect(config: JobsConfig, llm: OpenAiLlmConfig, *, needs_key: bool) -> AsyncOpenAI:
@@ -219,7 +219,7 @@ def rows_for_api(collection: TrajectoryCollection) -> Iterator[dict[str, Any]]:
     for group in collection.groups:
         if kind == "samples" and group:
             units = chain.from_iterable(learning_units(unit, kind) for unit in group)
-            row = GrpoRow.of_group([unit for unit in units if isinstance(unit, Sample)])
+            row = GrpoRow.from_group([unit for unit in units if isinstance(unit, Sample)])
             yield row.model_dump(mode="json", exclude_none=True)
         for trajectory in map(to_trajectory, group) if kind != "samples" else ():
             if kind == "imitation":

@@ -219,7 +219,7 @@ class VersionWriter:
             self.flush()
             return
         self._going_on.append(
-            self._thread.submit(self._versions.write, made.number, made.facts, made.state.copied())
+            self._thread.submit(self._versions.write, made.number, made.facts, made.state.to_cpu())
         )
         self._unwritten, self._since = None, time.monotonic()
 

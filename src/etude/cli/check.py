@@ -23,7 +23,7 @@ from etude.cli.command import (
     run_async,
 )
 from etude.cli.console import STATUS_SIGNS, next_step, say, say_wrapped, show_findings
-from etude.core.secrets import masked
+from etude.core.secrets import mask_secrets
 
 if TYPE_CHECKING:
     from etude.preflight.estimate import Estimate, Range
@@ -54,7 +54,7 @@ def check(
         if is_ready:
             rest = (word for each in override for word in ("-o", each))
             command = hints.command("train" if settings.finetuning.enabled else "evaluate", config, *rest)
-            next_step(masked(command))
+            next_step(mask_secrets(command))
         else:
             say(f"\nfix what is marked {STATUS_SIGNS['error']}, and check again")
     if not is_ready:

@@ -135,7 +135,7 @@ def _show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool) -> No
     rows = []
     for name, scores in evaluation.scores().items():
         label = f"{name} (reward)" if name == evaluation.reward else name
-        rows.append((label, Score.model_validate(scores).counted, scores["scored"], scores["unscored"]))
+        rows.append((label, Score.model_validate(scores).with_count, scores["scored"], scores["unscored"]))
     how = "greedy" if evaluation.greedy else "sampled"
     title = f"{evaluation.model}, {how}, {evaluation.repeat} × {evaluation.examples} examples"
     table(("evaluator", "mean, 95 % interval, examples", "scored", "unscored"), rows, title=title)

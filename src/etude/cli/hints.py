@@ -80,7 +80,7 @@ def after_training(run: Path, histories: Mapping[str | None, History] | None = N
     from etude.store.stored_config import is_local
 
     histories = histories or read_histories(run)
-    if not any(history.trained for history in histories.values()):
+    if not any(history.trained_epochs for history in histories.values()):
         # Resuming would not help this run.
         with RunFolder.read(run) as folder:
             phases = [phase for phase in list_phases(folder.journal) if phase.startswith("train/")]

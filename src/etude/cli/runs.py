@@ -271,7 +271,7 @@ def _show_facts(facts: RunFacts) -> None:
         return
     for name, scores in (result.get("scores") or {}).items():
         examples = "" if scores["n"] == scores["scored"] else f" examples, {scores['scored']} scores"
-        say(f"{name:<15} {Score.model_validate(scores).counted}{examples}")
+        say(f"{name:<15} {Score.model_validate(scores).with_count}{examples}")
     causes = [FailureCause.model_validate(cause) for cause in result.get("causes") or ()]
     show_troubles(facts.path, result.get("model_calls") or {}, causes)
 

@@ -119,7 +119,7 @@ def resume(
             if run is None:
                 say(f"resuming {path.name}")
             for key, (before, after) in changed.items():
-                say_wrapped(f"{key}: {_shown(before)} → {_shown(after)}")
+                say_wrapped(f"{key}: {_show_setting(before)} → {_show_setting(after)}")
         if retry_failed and not _mark_failures_for_retry(folder, as_json):
             return
         if request is None:
@@ -128,7 +128,7 @@ def resume(
         evaluate_and_show(settings, folder, request, as_json=as_json)
 
 
-def _shown(value: Any) -> Any:
+def _show_setting(value: Any) -> Any:
     """Return a setting for display: a block becomes a list of its keys and values."""
     if not isinstance(value, dict):
         return value

@@ -19,7 +19,7 @@ from etude.config import registry
 from etude.config.component import AlarmConfig, ComponentConfig, Entries, Supplies, WorkflowConfig
 from etude.config.document import Document, KeyPath, Override, holds, replace_at, set_at, value_at
 from etude.config.import_path import import_object, is_import_path
-from etude.config.key_types import KeyType, Problems, shown
+from etude.config.key_types import KeyType, Problems, show_value
 from etude.config.registry import DATASET, KINDS, OTHER_DATASETS, VALIDATION, Kind, components_in
 from etude.config.schema import Config
 from etude.core.errors import EtudeError, RequestError, alternatives, nearest
@@ -183,7 +183,7 @@ def spell_out(kind: Kind, value: Any) -> dict[str, Any]:
     """Return a component as a mapping whose `_type` is a registered name, if there is one. Imports the
     objects of import paths. Raises RequestError for a value that cannot be a component."""
     if not isinstance(value, str | dict):
-        raise RequestError(f"expected a mapping with `_type`, or the type alone, found {shown(value)}")
+        raise RequestError(f"expected a mapping with `_type`, or the type alone, found {show_value(value)}")
     keys = dict(value) if isinstance(value, dict) else {"_type": value}
     written = keys.get("_type")
     if written is None and kind in FUNCTION_TYPES and "function" in keys:

@@ -293,7 +293,7 @@ class FinetuneConfig(DataModel, revalidate_instances="always"):
             raise RequestError("'finetuning.target_model' is missing: name the entry of `llms` to train")
         return self.target_model
 
-    def named(self, key: str) -> str | None:
+    def chosen_component(self, key: str) -> str | None:
         """Return the component that the block names under `key`; None if the block leaves it out."""
         name: str | None = getattr(self, key) if key in self.model_fields_set else None
         return name

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.errors import EtudeError, RequestError, first_error, nearest, safe_error_text
-from etude.core.secrets import masked
+from etude.core.secrets import mask_secrets
 
 _IMPORT_PATH = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*):(?P<name>[^\W\d]\w*(\.[^\W\d]\w*)*)")
 
@@ -108,7 +108,7 @@ def where_raised(error: BaseException) -> str:
             for details in error.errors()
         ]
         text = f"{error.title}: {'; '.join(problems)}"
-    summary = f"{type(error).__name__}: {masked(text)}"
+    summary = f"{type(error).__name__}: {mask_secrets(text)}"
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {summary}"
     return summary if frame is None else f"{frame.filename}:{frame.lineno}: {summary}"

@@ -30,7 +30,7 @@ class KeyType:
     default: Any = None
 
     @classmethod
-    def of(cls, field: FieldInfo) -> KeyType:
+    def from_field(cls, field: FieldInfo) -> KeyType:
         """Return the slot of a model's field."""
         return cls(field.annotation, tuple(field.metadata), field.default)
 
@@ -52,7 +52,7 @@ class KeyType:
         for arm in self.arms():
             arguments = get_args(arm.annotation)
             if isinstance(key, str) and key in arm.fields():
-                yield KeyType.of(arm.annotation.model_fields[arm.fields()[key]])
+                yield KeyType.from_field(arm.annotation.model_fields[arm.fields()[key]])
             elif arm.holds(Mapping) and len(arguments) == 2:
                 yield KeyType(arguments[1])
             elif arm.holds(*LISTS) and arguments and isinstance(key, int):
@@ -80,7 +80,7 @@ def walk(value: Any, slot: KeyType, path: KeyPath = ()) -> Iterator[tuple[KeyPat
     yield path, slot, value
     if isinstance(value, BaseModel):
         for key, name in KeyType(type(value)).fields().items():
-            field = KeyType.of(type(value).model_fields[name])
+            field = KeyType.from_field(type(value).model_fields[name])
             yield from walk(getattr(value, name), field, (*path, key))
     elif isinstance(value, Mapping | list | tuple):
         items: Iterable[tuple[Any, Any]] = value.items() if isinstance(value, Mapping) else enumerate(value)
@@ -98,7 +98,7 @@ def field_names(model: type[BaseModel]) -> set[str]:
     return names
 
 
-def shown(value: Any) -> str:
+def show_value(value: Any) -> str:
     """Return a value as an error shows it: short, and without the content of a mapping or list."""
     if value is None:
         return "nothing"
@@ -177,7 +177,7 @@ class Problems:
                 if own or full_path not in self._messages:
                     own.append(details["msg"].removeprefix("Input ").partition(", unable to parse")[0])
                     self._messages.pop(full_path, None)
-                    found = shown(details["input"])
+                    found = show_value(details["input"])
                     if any(is_secret_name(str(key).removesuffix("_tokens")) for key in full_path[-2:]):
                         found = f"something of type {type(details['input']).__name__}"
                     if full_path in self.references:
@@ -198,7 +198,7 @@ class Problems:
         for path, slot, value in walk(data, KeyType(model)):
             kinds = [arm.annotation for arm in slot.arms()]
             if isinstance(value, bool) and kinds and {*kinds} <= {int, float}:
-                self.add((*prefix, *path), f"should be a number, found {shown(value)}")
+                self.add((*prefix, *path), f"should be a number, found {show_value(value)}")
             models = [arm.annotation for arm in slot.arms() if arm.holds(BaseModel)]
             if isinstance(value, dict) and models == kinds and models:
                 for key in value if not any("extra" in each.model_config for each in models) else ():

@@ -35,7 +35,7 @@ from etude.config.key_types import KeyType, Problems, walk
 from etude.config.registry import DATASET, OTHER_DATASETS, components_in
 from etude.config.schema import SECTION_OF, Config
 from etude.core.errors import ConfigError, RequestError, nearest
-from etude.core.secrets import MASK, holds_secret, keep_secret, masked, secrets_in_address
+from etude.core.secrets import MASK, holds_secret, keep_secret, mask_secrets, secrets_in_address
 
 _REFERENCE = re.compile(
     r"\$(?:(?P<dollar>\$)|\{(?P<name>[A-Za-z_]\w*)(?P<default>:-(?:\$(?!\{)|[^}$])*)?\}|(?P<broken>\{))"
@@ -84,7 +84,7 @@ def portable_references(text: str, environ: Mapping[str, str], otherwise: str | 
     variables that are missing there; None makes that an error.
     """
 
-    def rewritten(match: re.Match[str]) -> str:
+    def rewrite(match: re.Match[str]) -> str:
         name, default = match["name"], match["default"]
         if not name:
             return match[0]
@@ -92,7 +92,7 @@ def portable_references(text: str, environ: Mapping[str, str], otherwise: str | 
             return default.removeprefix(":-").replace("$", "$$")
         return f"${{{name}}}" if otherwise is None else f"${{{name}:-{otherwise}}}"
 
-    return _REFERENCE.sub(rewritten, text)
+    return _REFERENCE.sub(rewrite, text)
 
 
 def load_config(
@@ -134,7 +134,7 @@ def resolved_yaml(config: Config) -> str:
         has_default = any((match["default"] or "").removeprefix(":-") for match in _REFERENCE.finditer(text))
         is_secret = path in secrets and has_default
         if value_at(data, path) is not None:
-            replace_at(data, path, MASK if is_secret or masked(text) != text else text)
+            replace_at(data, path, MASK if is_secret or mask_secrets(text) != text else text)
     return dump(data)
 
 

@@ -183,10 +183,10 @@ register_tracker = Decorator("trackers", TrackerConfig, "an `etude.Tracker`", ("
 def config_factory(make: Callable[[Any], object]) -> Factory:
     """Return the factory of a component that is made from its config alone, and has nothing to close."""
 
-    async def made(config: Any, builder: object) -> AsyncIterator[Any]:
+    async def build(config: Any, builder: object) -> AsyncIterator[Any]:
         yield make(config)
 
-    return made
+    return build
 
 
 def _fault(kind: Kind, config_type: type[ComponentConfig], factory: Callable[..., object]) -> str | None:

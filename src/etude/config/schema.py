@@ -245,7 +245,7 @@ class Config(BaseModel, extra="forbid", frozen=True):
         if block.enabled:
             self._require_parts(problems)
         path: KeyPath = ("finetuning", "trainer")
-        block.trainer = self._choose(path, block.named("trainer"), "trainers", problems)
+        block.trainer = self._choose(path, block.chosen_component("trainer"), "trainers", problems)
         if block.targets:
             self._complete_targets(problems)
             return
@@ -260,7 +260,7 @@ class Config(BaseModel, extra="forbid", frozen=True):
         block = self.finetuning
         for key in ("trajectory_builder", "trainer_adapter"):
             own = getattr(trained, key) if trained is not block else None
-            name = self._choose((*path, key), own or block.named(key), SECTION_OF[key], problems)
+            name = self._choose((*path, key), own or block.chosen_component(key), SECTION_OF[key], problems)
             setattr(trained, key, name)
         reward = trained.reward_function or block.reward_function
         given, path = reward.name if reward else None, (*path, "reward_function")

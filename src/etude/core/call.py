@@ -82,9 +82,9 @@ class Sampling:
             without.add("stop_token_ids")
         if not self.temperature:
             without |= {"top_k", "top_p", "min_p"}
-        return Sampling(**{name: value for name, value in self.changed().items() if name not in without})
+        return Sampling(**{name: value for name, value in self.non_defaults().items() if name not in without})
 
-    def changed(self) -> dict[str, Any]:
+    def non_defaults(self) -> dict[str, Any]:
         """Return the fields that are not at their defaults, by name."""
         return {name: value for name, default in _DEFAULTS if (value := getattr(self, name)) != default}
 
@@ -94,7 +94,7 @@ _DEFAULTS = tuple((option.name, option.default) for option in fields(Sampling))
 PLAIN_SAMPLING = Sampling()
 """Sampling from the model's own distribution."""
 
-SamplingField: TypeAlias = Annotated[Sampling, PlainSerializer(Sampling.changed)]
+SamplingField: TypeAlias = Annotated[Sampling, PlainSerializer(Sampling.non_defaults)]
 """A pydantic field that is serialized as the parameters that are not at their defaults."""
 
 Token: TypeAlias = int | str

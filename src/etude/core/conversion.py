@@ -205,7 +205,7 @@ def to_sample(
     try:
         if len(returns) != len(items):
             raise ValueError(f"{len(returns)} shaped rewards for {len(items)} sampled messages")
-        return Sample.of_turns(
+        return Sample.from_turns(
             [
                 (
                     Turn(
@@ -263,7 +263,7 @@ def _items(sample: Sample) -> list[EpisodeItem]:
     seen = 0
     for turn, tokens in sample.answers:
         index = turn.message
-        items += map(_given, sample.messages[seen : max(index, 0)])
+        items += map(_prompt_item, sample.messages[seen : max(index, 0)])
         seen = index + 1
         message = sample.messages[index] if index >= 0 else {}
         own = tokens if sample.ids else tokens | {"context_ids": None, "token_ids": turn.token_ids}
@@ -283,10 +283,10 @@ def _items(sample: Sample) -> list[EpisodeItem]:
             **own,
         )
         items.append(item)
-    return [*items, *map(_given, sample.messages[seen:])]
+    return [*items, *map(_prompt_item, sample.messages[seen:])]
 
 
-def _given(message: Message) -> EpisodeItem:
+def _prompt_item(message: Message) -> EpisodeItem:
     """Return a prompt message as an item. An assistant message that the agent wrote counts as given."""
     role = _ROLES.get(str(message.get("role")), EpisodeItemRole.OTHER)
     spoken: dict[str, Any] = {"logprobs": (), "given": True} if role is EpisodeItemRole.ASSISTANT else {}
@@ -341,11 +341,11 @@ def _flat(message: Message) -> OpenAIMessage:
 def _response(messages: Sequence[Message]) -> str:
     """Return one reply as its text, and a longer continuation as a transcript."""
     if len(messages) == 1:
-        return written(messages[0])
-    return "\n\n".join(f"[{str(message.get('role')).upper()}]: {written(message)}" for message in messages)
+        return plain_text(messages[0])
+    return "\n\n".join(f"[{str(message.get('role')).upper()}]: {plain_text(message)}" for message in messages)
 
 
-def written(message: Message) -> str:
+def plain_text(message: Message) -> str:
     """Return the text of a message, or its tool calls as JSON if it has no text."""
     calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
     return message_text(message) or (json.dumps(calls, ensure_ascii=False) if calls else "")

@@ -36,13 +36,13 @@ class Example:
         if not isinstance(self.inputs, Mapping):
             raise ValueError(f"the inputs of example {self.id!r} are no mapping: {self.inputs!r:.80}")
 
-    def copied(self) -> Example:
+    def copy(self) -> Example:
         """Return a copy for one reader, whose changes reach nobody else. What cannot be copied is shared."""
-        inputs = {name: _copied(value) for name, value in self.inputs.items()}
-        return replace(self, inputs=inputs, expected=_copied(self.expected))
+        inputs = {name: _deepcopy_or_share(value) for name, value in self.inputs.items()}
+        return replace(self, inputs=inputs, expected=_deepcopy_or_share(self.expected))
 
 
-def _copied(value: Any) -> Any:
+def _deepcopy_or_share(value: Any) -> Any:
     try:
         return deepcopy(value)
     except Exception:  # noqa: BLE001  a user's object, such as a client or a lock
@@ -230,7 +230,7 @@ class LoggedExample(Example):
     origin: str
     """The source of the episodes, for messages: `runs/chats`."""
 
-    def played(self, episode_id: str, generation: int, model: str) -> EpisodeRecord:
+    def make_record(self, episode_id: str, generation: int, model: str) -> EpisodeRecord:
         """Return a logged episode as one of this run, with its calls attributed to `model` in `llms`."""
         record = self.read(generation)
         calls = tuple(

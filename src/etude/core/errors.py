@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import unquote, urlsplit
 
-from etude.core.secrets import masked
+from etude.core.secrets import mask_secrets
 
 
 class EtudeError(Exception):
@@ -26,7 +26,7 @@ class EtudeError(Exception):
     exit_code = 1
 
     def __str__(self) -> str:
-        return masked(super().__str__())
+        return mask_secrets(super().__str__())
 
 
 class RequestError(EtudeError):
@@ -217,7 +217,7 @@ def safe_error_text(error: BaseException) -> str:
     except BaseException as problem:  # noqa: BLE001  its `__str__` is user code
         return f"(its text cannot be read: {type(problem).__name__})"
     count = len(text)
-    text = masked(text[: _SHOWN_CHARACTERS + _LONGEST_SECRET])
+    text = mask_secrets(text[: _SHOWN_CHARACTERS + _LONGEST_SECRET])
     return f"{text[:_SHOWN_CHARACTERS]} … ({count} characters)" if count > _SHOWN_CHARACTERS else text
 
 

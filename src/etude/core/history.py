@@ -64,7 +64,7 @@ class Score(BaseModel, frozen=True):
         return "none" if self.mean is None else shown_mean(self.mean, self.low, self.high)
 
     @property
-    def counted(self) -> str:
+    def with_count(self) -> str:
         """The mean with its interval, as text, and the number of scores."""
         return f"{self}" if self.n is None or self.mean is None else f"{self}  n={self.n}"
 
@@ -262,7 +262,7 @@ class History(BaseModel, frozen=True):
         return None if self.warm_up is None else self.warm_up.version
 
     @property
-    def measured(self) -> tuple[ValidationEntry, ...]:
+    def all_validations(self) -> tuple[ValidationEntry, ...]:
         """All validations. The validation of the base model before a warm-up comes first."""
         return self.validations if self.base is None else (self.base, *self.validations)
 
@@ -280,12 +280,12 @@ class History(BaseModel, frozen=True):
         return next((entry for entry in self.validations if entry.epoch == epoch), None)
 
     @property
-    def trained(self) -> list[EpochEntry]:
+    def trained_epochs(self) -> list[EpochEntry]:
         """The epochs that were trained on."""
         return [entry for entry in self.epochs if entry.is_trained]
 
     @property
-    def skipped(self) -> list[EpochEntry]:
+    def skipped_epochs(self) -> list[EpochEntry]:
         """The epochs that had nothing to train on."""
         return [entry for entry in self.epochs if entry.skipped is not None]
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, Field
 
 from etude.core.data_model import DataModel
-from etude.core.secrets import masked
+from etude.core.secrets import mask_secrets
 
 
 class TrainingStatusEnum(StrEnum):
@@ -53,7 +53,7 @@ class TrainingJobStatus(DataModel, revalidate_instances="always"):
     status: TrainingStatusEnum
     progress: float | None = Field(default=None, ge=0, le=100)
     """Percent done, if the backend reports it."""
-    message: Annotated[str, AfterValidator(masked)] | None = None
+    message: Annotated[str, AfterValidator(mask_secrets)] | None = None
     """Text from a person or another program, with secrets masked."""
     metadata: dict[str, Any] | None = None
     """Facts from the backend, with the job's metrics under `metrics`."""

@@ -61,7 +61,7 @@ def read_json(text: bytes | str, *, most_values: int = MOST_VALUES, unique_keys:
     try:
         value = jiter.from_json(data, allow_inf_nan=False, catch_duplicate_keys=unique_keys)
     except ValueError as error:
-        raise _explained(str(error), data) from None
+        raise _explain(str(error), data) from None
     _require_plain(value, 1)
     return value
 
@@ -76,7 +76,7 @@ def to_utf8(text: str) -> bytes:
         raise JsonError(_NOT_UTF8.format(byte) if 0x80 <= byte <= 0xFF else _HALF) from None
 
 
-def _explained(message: str, data: bytes) -> JsonError:
+def _explain(message: str, data: bytes) -> JsonError:
     """Return the error with a message that says what to do."""
     found = _WHERE.fullmatch(message)
     problem, line, column = (found[1], int(found[2]), int(found[3])) if found else (message, 1, 1)

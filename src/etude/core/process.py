@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
-from etude.core.secrets import masked
+from etude.core.secrets import mask_secrets
 
 _NEW_OBJECTS = 20_000
 """New container objects that trigger a collection of the youngest generation; Python's default is 700."""
@@ -56,7 +56,7 @@ class MaskedStream:
 
     def write(self, text: str) -> int:
         """Write the text with its secrets masked."""
-        self._stream.write(masked(text))
+        self._stream.write(mask_secrets(text))
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:

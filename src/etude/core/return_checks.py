@@ -29,10 +29,10 @@ def wrap_implementations(cls: type, *interfaces: type) -> None:
         own = vars(cls).get(name)
         is_method = inspect.isfunction(declared) and not name.startswith("_")
         if is_method and inspect.isfunction(own) and not getattr(own, "__isabstractmethod__", False):
-            setattr(cls, name, _held(own, declared))
+            setattr(cls, name, _wrap_method(own, declared))
 
 
-def _held(own: C, declared: Callable[..., Any]) -> C:
+def _wrap_method(own: C, declared: Callable[..., Any]) -> C:
     """Return `own` with checks. It is async if `declared` is, even if `own` is a plain `def`."""
     is_awaited = inspect.iscoroutinefunction(declared)
     if inspect.iscoroutinefunction(own) and not is_awaited:
@@ -42,16 +42,16 @@ def _held(own: C, declared: Callable[..., Any]) -> C:
         )
 
     @functools.wraps(own)
-    def held(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return checked(own(self, *args, **kwargs), own, declared)
+    def call_and_check(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return check_return(own(self, *args, **kwargs), own, declared)
 
     @functools.wraps(own)
     async def held_async(self: Any, *args: Any, **kwargs: Any) -> Any:
         value = own(self, *args, **kwargs)
-        return checked(await value if inspect.isawaitable(value) else value, own, declared)
+        return check_return(await value if inspect.isawaitable(value) else value, own, declared)
 
     # The wrappers have the signature of `own`.
-    return held_async if is_awaited else held  # type: ignore[return-value]
+    return held_async if is_awaited else call_and_check  # type: ignore[return-value]
 
 
 _LISTS = (list, Sequence)
@@ -64,10 +64,10 @@ class WrongReturnError(EtudeError):
     """
 
 
-def checked(value: Any, implementation: Callable[..., Any], declared: Callable[..., Any]) -> Any:
+def check_return(value: Any, implementation: Callable[..., Any], declared: Callable[..., Any]) -> Any:
     """Return `value` if it has the type that `declared` returns; any kind of number as a float. Raises
     WrongReturnError. If `declared` returns None, any value but an awaitable is accepted."""
-    expected = _declared(inspect.unwrap(declared))
+    expected = _declared_return(inspect.unwrap(declared))
     if expected is types.NoneType and not inspect.isawaitable(value):
         return value
     if _fits(value, expected):
@@ -83,7 +83,7 @@ def checked(value: Any, implementation: Callable[..., Any], declared: Callable[.
 
 
 @functools.cache
-def _declared(method: Callable[..., Any]) -> Any:
+def _declared_return(method: Callable[..., Any]) -> Any:
     # Only the return type is resolved, because parameter types may be imported for type checkers only.
     # If the return type is too, it is looked up in the loaded modules, and else nothing is checked.
     written = types.SimpleNamespace(__annotations__={"return": method.__annotations__.get("return", Any)})

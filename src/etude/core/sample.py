@@ -89,7 +89,7 @@ class Sample:
                 raise ValueError(f"per-token fields differ in length: {sorted(lengths)}")
 
     @classmethod
-    def of_turns(cls, turns: Sequence[tuple[Turn, Any]], **facts: Any) -> Sample:
+    def from_turns(cls, turns: Sequence[tuple[Turn, Any]], **facts: Any) -> Sample:
         """Make a sample of turns in order, and set their `start` and `stop`.
 
         Each turn comes with an object that has its tokens. Its `context_ids` are the tokens since the turn
@@ -119,7 +119,7 @@ class Sample:
 
     @property
     def answers(self) -> list[tuple[Turn, dict[str, Any]]]:
-        """The turns with their tokens, under the names that `of_turns` takes. Tokens of an answer that the
+        """The turns with their tokens, under the names that `from_turns` takes. Tokens of an answer that the
         mask leaves out have the weight 0. Raises TrainingError if it has tokens outside of the turns."""
         per_token = {name: getattr(self, name) for name in PER_TOKEN}
         spoken = self.by_token([1.0] * len(self.turns))
@@ -164,7 +164,7 @@ class Sample:
             return None
         return [self.reward if turn.value is None else turn.value for turn in self.turns]
 
-    def weighted(self, factors: Iterable[float]) -> Sample:
+    def scale_weights(self, factors: Iterable[float]) -> Sample:
         """Return the sample with the weights of each turn's tokens multiplied by a factor."""
         return replace(self, weights=tuple(map(mul, self.loss_weights, self.by_token(factors))))
 

@@ -105,7 +105,7 @@ def keep_secret(*values: str | None) -> None:
                     _kept.setdefault(secret)
 
 
-def masked(text: str) -> str:
+def mask_secrets(text: str) -> str:
     """Return the text with each secret replaced by `MASK`."""
     for name in list(os.environ):  # Each time, because a program may load keys from a file.
         value = os.environ.get(name, "")
@@ -127,7 +127,7 @@ def masked_data(data: T) -> T:
     """Return JSON data with all texts masked; the same object if there is nothing to mask."""
     changed: Any = data
     if isinstance(data, str):
-        changed = masked(data)
+        changed = mask_secrets(data)
     elif isinstance(data, dict):
         changed = {masked_data(key): masked_data(value) for key, value in data.items()}
     elif type(data) in (list, tuple):
@@ -140,7 +140,7 @@ def holds_secret(name: str, value: Any, *, sure: bool = False) -> bool:
     `sure`, names that other things also have do not count, such as a dataset column."""
     if not isinstance(value, str) or not _is_long(value):
         return False
-    if masked(value) != value:
+    if mask_secrets(value) != value:
         return True
     # Judged more carefully than variables: configs have columns, templates and vocabulary tokens.
     if not is_secret_name(name) or _PATH.match(value) or value.startswith(("<", "[")) or "://" in value:

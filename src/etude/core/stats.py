@@ -48,12 +48,12 @@ def shown_mean(mean: float, low: float | None, high: float | None, *, sign: str 
     Set `sign` to `+` for numbers that begin with their sign.
     """
 
-    def shown(value: float) -> str:
+    def show(value: float) -> str:
         return f"{value:{sign}.3f}" if abs(value) < 1e6 else f"{value:{sign}.4g}"
 
     if low is None or high is None or not (math.isfinite(low) and math.isfinite(high)):
-        return shown(mean)
-    return f"{shown(mean)} [{shown(low)}, {shown(high)}]"
+        return show(mean)
+    return f"{show(mean)} [{show(low)}, {show(high)}]"
 
 
 def shared_bounds(declared: Iterable[Sequence[float] | None]) -> Bounds | None:
@@ -193,7 +193,7 @@ class Distribution(BaseModel, frozen=True):
     """The counts, from the lowest reward to the highest."""
 
     @classmethod
-    def of(cls, rewards: Sequence[float], bounds: Bounds | None = None) -> Self:
+    def build(cls, rewards: Sequence[float], bounds: Bounds | None = None) -> Self:
         """Return the distribution of one or more rewards, whose evaluator declares these `bounds`."""
         low, best, full = min(rewards), max(rewards), all_bounds(rewards, bounds)[1]
         counts = Counter(rewards)

@@ -175,7 +175,7 @@ class GrpoTrajectory(_Row):
         return self
 
     @classmethod
-    def of_sample(cls, sample: Sample) -> GrpoTrajectory:
+    def from_sample(cls, sample: Sample) -> GrpoTrajectory:
         """Return the entry of a sample that has token ids and logprobs."""
         turns = [
             GrpoTurn(
@@ -196,7 +196,7 @@ class GrpoTrajectory(_Row):
             for own, value in zip(self.turns, returns, strict=True)
         ]
         episode = f"#{index}" if self.episode is None else self.episode
-        return Sample.of_turns(turns, reward=self.reward, episode=episode)
+        return Sample.from_turns(turns, reward=self.reward, episode=episode)
 
 
 class GrpoRow(_Row):
@@ -205,9 +205,9 @@ class GrpoRow(_Row):
     trajectories: tuple[GrpoTrajectory, ...] = Field(min_length=1)
 
     @classmethod
-    def of_group(cls, group: Sequence[Sample]) -> GrpoRow:
+    def from_group(cls, group: Sequence[Sample]) -> GrpoRow:
         """Return the row of a group of samples that have token ids and logprobs."""
-        return cls(trajectories=tuple(map(GrpoTrajectory.of_sample, group)))
+        return cls(trajectories=tuple(map(GrpoTrajectory.from_sample, group)))
 
     def largest_id(self) -> int:
         """Return the largest token id of the row."""

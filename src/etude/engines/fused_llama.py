@@ -356,9 +356,9 @@ class FusedLlama:
     ) -> torch.Tensor:
         """Return the attention of a group's rows, in the shape of their queries [., G, R, D]."""
         (rows, width), (slot, shared) = group.shape, group.prefix
-        keys, values = held.of(group.slots, group.span, shared)
+        keys, values = held.columns(group.slots, group.span, shared)
         if shared:
-            prefix = held.of(slice(slot, slot + 1), shared)
+            prefix = held.columns(slice(slot, slot + 1), shared)
             return _attend_with_prefix(query, prefix, (keys, values), mask, self.scale)
         if group.multiplies:
             keys_MDS = keys.flatten(0, 1).transpose(1, 2)

@@ -86,7 +86,7 @@ class PassShape:
     """Maximum number of a row's tokens."""
 
     @classmethod
-    def of(cls, counts: Sequence[int]) -> PassShape:
+    def from_counts(cls, counts: Sequence[int]) -> PassShape:
         """Return the shape for rows with these numbers of tokens.
 
         Passes of single tokens are padded to a quarter of a power of two, which is free where a pass takes as
@@ -267,7 +267,7 @@ class GraphDecoder:
 
     def _run(self, rows: Sequence[LiveRow], counts: Sequence[int], draws: Sequence[bool]) -> Result:
         """Read the next `counts` tokens of the rows; return the logits after them, and draws for some."""
-        shape = PassShape.of(counts)
+        shape = PassShape.from_counts(counts)
         numbers = self._pack(shape, rows, counts, draws)
         if shape not in self._graphs:
             return self._record_pass(shape, numbers, len(rows))

@@ -68,7 +68,7 @@ class HttpClient:
             await session.close()
 
     @asynccontextmanager
-    async def asked(
+    async def stream_post(
         self, url: str, content: bytes, headers: Mapping[str, str] | None = None
     ) -> AsyncIterator[tuple[aiohttp.ClientResponse, AsyncIterator[bytes]]]:
         """POST a request with additional `headers`; yield the head of its answer, and the body in pieces.
@@ -106,7 +106,7 @@ class HttpClient:
         """
         try:
             # The timeout also ends calls whose endpoint trickles bytes.
-            asked = self.asked(url, content, headers)
+            asked = self.stream_post(url, content, headers)
             async with asyncio.timeout(seconds), asked as (response, pieces):
                 body = b"".join([piece async for piece in pieces])
         except TimeoutError:

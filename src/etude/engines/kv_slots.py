@@ -97,7 +97,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         plan = self._owner.plan
         for held, new in ((self.keys, key_states), (self.values, value_states)):
             held[plan.rows[:, None], :, plan.columns] = new.transpose(1, 2)
-        return self.of(plan.slots, plan.span)
+        return self.columns(plan.slots, plan.span)
 
     def by_token(self, heads: int, size: int, dtype: torch.dtype) -> torch.Tensor:
         """Return all keys and values [slots * H * columns, 2, D], in the order of `KvSlots.places`."""
@@ -106,7 +106,7 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
             self.lazy_initialization(shape, shape)
         return self._by_token
 
-    def of(self, slots: Slots, end: int, start: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    def columns(self, slots: Slots, end: int, start: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """Return keys and values [B, H, S, D] in the columns of some slots from `start` up to `end`."""
         return self.keys[slots, :, start:end], self.values[slots, :, start:end]
 

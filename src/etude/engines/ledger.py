@@ -164,11 +164,16 @@ class Limit:
 
     def as_error(self, amount: float = 0.0, what: str = "") -> BudgetReached:
         """Return the error for a reached limit; `what` would take up to `amount` more."""
-        more = f", and {what} may take up to {shown(amount, self.unit)}" if what else ""
-        text = f"{self.key} is {shown(self.most, self.unit)}: {shown(self.used, self.unit)} are used{more}"
+        more = f", and {what} may take up to {self._show(amount)}" if what else ""
+        text = f"{self.key} is {self._show(self.most)}: {self._show(self.used)} are used{more}"
         larger = max(2 * self.most, 1.1 * (self.used + amount))
         override = f"{round(larger)}" if self.unit == "tokens" else f"{larger:.4g}"
         return BudgetReached(text, override=f"{self.key}={override}")
+
+    def _show(self, amount: float) -> str:
+        if self.unit == "usd":
+            return format_usd(amount)
+        return f"{amount:,.0f} tokens" if self.unit == "tokens" else f"{amount:.3g} hours"
 
 
 Llms: TypeAlias = Mapping[str, LlmConfig]
@@ -222,15 +227,6 @@ def require_bounded(llms: Llms, budget: RunBudget | None) -> None:
                 f"budget.{unit} is set, and an answer of llms.{name} may have any length: set "
                 f"llms.{name}.max_tokens"
             )
-
-
-def shown(amount: float, unit: Unit) -> str:
-    """Format an amount for people."""
-    if unit == "usd":
-        return format_usd(amount)
-    if unit == "tokens":
-        return f"{amount:,.0f} tokens"
-    return f"{amount:.3g} hours"
 
 
 def format_usd(usd: float) -> str:

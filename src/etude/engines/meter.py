@@ -17,7 +17,7 @@ from etude.config.component import LlmConfig
 from etude.core.call import NO_USAGE, ChatRequest, Completion, Usage
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
-from etude.core.return_checks import checked
+from etude.core.return_checks import check_return
 from etude.engines.local import OpponentsConfig
 from etude.wire.retries import count_retries, set_value
 
@@ -112,7 +112,7 @@ class MeteredEngine(Engine):
         async def call() -> tuple[Any, Usage]:
             value: Any = self.metered.complete(request)
             done = await value if inspect.isawaitable(value) else value
-            done = checked(done, self.metered.complete, Engine.complete)
+            done = check_return(done, self.metered.complete, Engine.complete)
             return done, done.usage
 
         completion: Completion = await self._count_call(most, call)

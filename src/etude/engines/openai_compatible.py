@@ -20,7 +20,7 @@ from etude.core.errors import EngineError, ImpossibleCall, RequestError
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion
 from etude.core.keys import generator
-from etude.core.secrets import keep_secret, masked
+from etude.core.secrets import keep_secret, mask_secrets
 from etude.wire.client import (
     USUAL_FIELDS,
     VLLM_FIELDS,
@@ -363,7 +363,7 @@ class OpenAiEngine(Engine):
 
     def _name_model(self, reason: str) -> str:
         """Return the reason of an error with model and address, without secrets."""
-        return f"model '{self._model}' at {self._address}: {masked(reason)}"
+        return f"model '{self._model}' at {self._address}: {mask_secrets(reason)}"
 
 
 @register_llm(config_type=OpenAiLlmConfig)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from etude.core.errors import EngineError, EpisodeError, EtudeError
-from etude.core.secrets import masked
+from etude.core.secrets import mask_secrets
 from etude.store.files import open_private, private_folder
 
 
@@ -99,7 +99,7 @@ class Child(Protocol):
     """Where it listens, from its command."""
     pid: int
 
-    async def ended(self) -> ProcessEnd:
+    async def wait(self) -> ProcessEnd:
         """Wait until it has ended and the log has all output; return how it ended."""
 
     def kill(self) -> None:
@@ -145,7 +145,7 @@ class LocalChild(Child):
         self.node = socket.gethostname()
         self.address, self.pid = command.address, process.pid
 
-    async def ended(self) -> ProcessEnd:
+    async def wait(self) -> ProcessEnd:
         """Wait until it has ended, then kill its guard and the processes that it started."""
         code = await self._process.wait()
         self.kill()
@@ -164,9 +164,9 @@ class LocalChild(Child):
             self._send(signal.SIGTERM)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
-                    await self.ended()
+                    await self.wait()
         self.kill()
-        await self.ended()
+        await self.wait()
 
     async def catch_up(self) -> None:
         """Return at once: output is written to the log as it is printed."""
@@ -332,7 +332,7 @@ class MaskedLines:
             end = len(data)
         # After the last piece, the rest is an unfinished line.
         lines, self._rest = (data[:end], data[end:]) if piece else (data, b"")
-        return masked(lines.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+        return mask_secrets(lines.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
 
 
 def _copy(reading: int, file: IO[bytes]) -> None:

@@ -274,7 +274,7 @@ class VllmEngine:
         """Yield the only choice, in pieces if it is streamed. Raises EngineError for any failure."""
         url, content = f"{base_url}/v1/completions", to_json(body)
         try:
-            async with self._client.asked(url, content) as (response, pieces):
+            async with self._client.stream_post(url, content) as (response, pieces):
                 if response.status != httpx.codes.OK or not body["stream"]:
                     whole = b"".join([piece async for piece in pieces])
                     if response.status != httpx.codes.OK:
@@ -308,7 +308,7 @@ class VllmEngine:
         """Return a piece's new tokens, their logprobs, and the likeliest there. Raises EngineError."""
         try:
             read = read_answer(Choice, choice)
-            ids, logprobs = read.sampled()
+            ids, logprobs = read.sampled_tokens()
             if len(ids or ()) != len(logprobs or ()):
                 raise ValueError("it has tokens without logprobs")
             if ids and max(ids) >= self.codec.vocabulary:

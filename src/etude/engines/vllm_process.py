@@ -379,7 +379,7 @@ async def _describe_end(child: Child, seconds: float) -> str | None:
     """
     try:
         async with asyncio.timeout(seconds):
-            end = await child.ended()
+            end = await child.wait()
     except TimeoutError:
         return None
     if end.code is None:

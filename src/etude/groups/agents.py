@@ -123,7 +123,7 @@ class Step:
     """The index of the call in the episode."""
 
     @property
-    def recorded(self) -> Call:
+    def recorded_call(self) -> Call:
         """The recorded call. Raises RequestError if it is missing or was not answered."""
         recorded = next((call for call in self.episode.calls if call.index == self.call), None)
         if recorded is None or recorded.completion is None:
@@ -167,15 +167,15 @@ def dpo_data(positive: Steps, negative: Steps, model: str) -> list[list[Pair]]:
                 f"agent '{agent}' has {len(chosen)} positive and {len(negative[agent])} negative steps"
             )
         for step in (*chosen, *negative[agent]):
-            _require_model(agent, [step.recorded], model)
+            _require_model(agent, [step.recorded_call], model)
             if is_play(step.episode):
                 names = {node.agent for node in read_tree(step.episode).nodes if node.call == step.call}
                 if names != {agent}:
                     raise RequestError(f"a step of '{agent}' is a turn of '{', '.join(names)}'")
         pairs = []
         for index, (good, bad) in enumerate(zip(chosen, negative[agent], strict=True)):
-            better = make_sample([good.recorded], good.episode, 1.0, agent=agent)
-            worse = make_sample([bad.recorded], bad.episode, 0.0, agent=agent)
+            better = make_sample([good.recorded_call], good.episode, 1.0, agent=agent)
+            worse = make_sample([bad.recorded_call], bad.episode, 0.0, agent=agent)
             if not same_prompt(better, worse):
                 raise RequestError(
                     f"the positive and the negative step {index} of '{agent}' answer different prompts: call "

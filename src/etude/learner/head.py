@@ -50,7 +50,7 @@ class Head:
     """The weight, if logits are just the product with it, on a CPU or CUDA."""
 
     @classmethod
-    def of(cls, model: Any) -> Head:
+    def find(cls, model: Any) -> Head:
         """Return the head of a model for which `has_plain_head` is true."""
         module, config = without_lora(model).get_output_embeddings(), text_config(model)
         plain = type(module) is nn.Linear and module.bias is None and "forward" not in vars(module)

@@ -213,7 +213,7 @@ class Learner:
                 if chunk is None:
                     self._run(idle)
                     continue
-                for row, values in zip(chunk.rows, chunk.trained(self._run(chunk.logprobs)), strict=True):
+                for row, values in zip(chunk.rows, chunk.select(self._run(chunk.logprobs)), strict=True):
                     found |= {f"{live[row]}/{place}": value for place, value in enumerate(values)}
         logprobs: list[list[float]] = [[] for _ in samples]
         for name, value in self.team.sum(found).items():
@@ -255,7 +255,7 @@ class Learner:
 
     def _passes(self, units: Sequence[Unit], objective: Objective) -> Iterable[Pass | None]:
         """Return the step's micro-batches, with the reference's logprobs if the objective needs them."""
-        factors, share = objective.normalised(units), 1.0 / len(units)
+        factors, share = objective.weight_factors(units), 1.0 / len(units)
         if objective.skips_idle:
             live = [index for index, unit in enumerate(units) if has_gradient(unit)]
             units, factors = [units[i] for i in live], [factors[i] for i in live]

@@ -72,7 +72,7 @@ class Pass:
         logprobs_F = F.pad(logprobs_E, (0, 1))
         return logprobs_F.index_select(0, self.choices_BT.flatten()).view(self.choices_BT.shape)
 
-    def trained(self, values_BT: torch.Tensor) -> list[list[float]]:
+    def select(self, values_BT: torch.Tensor) -> list[list[float]]:
         """Return the values of each row's trained tokens, in order."""
         # Copy all rows at once: waiting for the device row by row takes longer than the rows.
         values_BT, trained_BT = values_BT.detach().cpu(), self.micro.weights_BT.cpu() != 0
@@ -90,7 +90,7 @@ class Objective(Protocol):
         """Return the tensors that the loss needs: `reference` means `reference_BT`, and `start` means
         `start_BT` in a job of several steps."""
 
-    def normalised(self, units: Sequence[Unit]) -> list[list[float]]:
+    def weight_factors(self, units: Sequence[Unit]) -> list[list[float]]:
         """Return, for every sample of an optimiser step, the factor of its weights."""
 
     def loss(self, logprobs_BT: torch.Tensor, micro: MicroBatch) -> tuple[torch.Tensor, dict[str, float]]:

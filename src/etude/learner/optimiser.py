@@ -264,7 +264,7 @@ class Snapshot:
         """Total bytes of all tensors."""
         return sum(tensor.nbytes for tensor in (*self.weights.values(), *self.optimiser.values()))
 
-    def copied(self) -> Snapshot:
+    def to_cpu(self) -> Snapshot:
         """Return a copy on the CPU, which further training does not change."""
         weights, optimiser = (
             {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}

@@ -74,7 +74,7 @@ TrainedUnit: TypeAlias = Sequence[TrainedSample]
 def trained_units(
     units: Sequence[Unit], factors: Sequence[Sequence[float]] | None = None
 ) -> list[TrainedUnit]:
-    """Return the samples of each unit; `factors` come from `Objective.normalised`, or are 1."""
+    """Return the samples of each unit; `factors` come from `Objective.weight_factors`, or are 1."""
     numbers, given = count(), repeat(repeat(1.0)) if factors is None else factors
     return [[*map(TrainedSample, unit, own, numbers)] for unit, own in zip(units, given, strict=False)]
 
@@ -111,7 +111,7 @@ def _make_padded_pass(
         def run(model: Any) -> tuple[Head, torch.Tensor]:
             if plain_head:
                 needed_Q = torch.from_numpy(needed).to(device)
-                return Head.of(model), last_hidden(model, ids_BT).flatten(0, 1).index_select(0, needed_Q)
+                return Head.find(model), last_hidden(model, ids_BT).flatten(0, 1).index_select(0, needed_Q)
             columns, column = np.unique(needed % width, return_inverse=True)
             logits_BKV = logits_after(model, ids_BT, torch.from_numpy(columns).to(device))
             place_Q = torch.from_numpy(needed // width * len(columns) + column).to(device)
@@ -334,8 +334,8 @@ class PackedStep:
 
 def _tree_states(tree: TokenTree, device: torch.device, needed: Places) -> States:
     """Return the states of the tree's tokens at the places `needed`."""
-    ids_N, layout = torch.from_numpy(tree.ids).to(device), TreeLayout.of(tree, device, needed)
-    return lambda model: (Head.of(model), tree_hidden(model, ids_N, layout))
+    ids_N, layout = torch.from_numpy(tree.ids).to(device), TreeLayout.build(tree, device, needed)
+    return lambda model: (Head.find(model), tree_hidden(model, ids_N, layout))
 
 
 def sample_logprobs(
@@ -355,7 +355,7 @@ def sample_logprobs(
         passes = step.passes(*given) if is_tree else padded_passes(rows, *given, has_plain_head(policy.model))
         logprobs = [np.zeros(len(sample.ids)) for sample in samples]
         for chunk in passes:
-            for number, values in zip(chunk.rows, chunk.trained(chunk.logprobs(policy.model)), strict=True):
+            for number, values in zip(chunk.rows, chunk.select(chunk.logprobs(policy.model)), strict=True):
                 logprobs[number][rows[number][0].positions] = values
     return [values.tolist() for values in logprobs]
 
@@ -404,7 +404,7 @@ def _try(model: Any) -> tuple[list[int | None], str | None]:
     sequences = [stem + end for end in ends]
     tree = token_tree(sequences)
     needed = np.flatnonzero(tree.depths >= len(stem) - 1)
-    layout = TreeLayout.of(tree, device, needed, most=3)
+    layout = TreeLayout.build(tree, device, needed, most=3)
     logits_QV = head_logits(model, tree_hidden(model, torch.from_numpy(tree.ids).to(device), layout))
     plain, logits = [], []
     for sequence, path in zip(sequences, tree.paths, strict=True):

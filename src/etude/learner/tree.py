@@ -201,7 +201,7 @@ class TreeLayout:
     _masks: dict[Any, torch.Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, tree: TokenTree, device: torch.device, needed: Places, most: int = _OWN) -> TreeLayout:
+    def build(cls, tree: TokenTree, device: torch.device, needed: Places, most: int = _OWN) -> TreeLayout:
         """Return the layout of a tree with at least one token.
 
         `needed` are the places, in rising order, whose last hidden states are needed.

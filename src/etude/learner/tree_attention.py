@@ -294,7 +294,7 @@ def takes_flash(x: Tensor, size: int) -> bool:
 @cache
 def why_wrong(device: torch.device, dtype: torch.dtype, size: int) -> str | None:
     """Return why the kernels' results or gradients differ from the definition's, in a trial."""
-    layout = TreeLayout.of(token_tree([[0, 1, 2, 3], [0, 1, 4], [0, 1, 2, 5], [6]]), device, np.arange(7))
+    layout = TreeLayout.build(token_tree([[0, 1, 2, 3], [0, 1, 4], [0, 1, 2, 5], [6]]), device, np.arange(7))
     scale, draw = size**-0.5, torch.Generator().manual_seed(0)
     query, key, value, grad = (
         torch.randn(7, heads, size, generator=draw).to(device, dtype) for heads in (4, 2, 2, 4)

@@ -243,10 +243,10 @@ class LiveRowsConfig(Live, RowsConfig, name="live"):
         return rows
 
 
-def _given(argument: str, make: Callable[[Any], object]) -> Factory:
+def _factory(argument: str, make: Callable[[Any], object]) -> Factory:
     """Return the factory of a component that a program gave as this argument."""
 
-    async def made(config: Any, builder: Builder) -> AsyncIterator[Any]:
+    async def build(config: Any, builder: Builder) -> AsyncIterator[Any]:
         if config.value is None:
             raise RequestError(
                 f"'{config.name}' stands for a Python object, its {argument}, of the program that wrote this "
@@ -254,7 +254,7 @@ def _given(argument: str, make: Callable[[Any], object]) -> Factory:
             )
         yield make(config)
 
-    return made
+    return build
 
 
 def require_objects(config: Config, run: Path) -> None:
@@ -274,10 +274,10 @@ def require_objects(config: Config, run: Path) -> None:
                 )
 
 
-register_workflow(config_type=LiveWorkflowConfig)(_given("agent", lambda live: as_workflow(live.value)))
-register_evaluator(config_type=LiveEvaluatorConfig)(_given("reward", lambda live: as_evaluator(live.value)))
-register_tools(config_type=LiveToolsConfig)(_given("tools", lambda live: FunctionTools(live.value)))
-register_dataset(config_type=LiveRowsConfig)(_given("examples", lambda live: live))
+register_workflow(config_type=LiveWorkflowConfig)(_factory("agent", lambda live: as_workflow(live.value)))
+register_evaluator(config_type=LiveEvaluatorConfig)(_factory("reward", lambda live: as_evaluator(live.value)))
+register_tools(config_type=LiveToolsConfig)(_factory("tools", lambda live: FunctionTools(live.value)))
+register_dataset(config_type=LiveRowsConfig)(_factory("examples", lambda live: live))
 
 
 def workflow_config(agent: Any) -> WorkflowConfig | dict[str, Any] | str:

@@ -127,7 +127,7 @@ class Bookkeeper:
         with collecting_for("train", epoch):
             yield
 
-    def submitted(self, epoch: int, job: int, ref: TrainingJobRef) -> None:
+    def note_job(self, epoch: int, job: int, ref: TrainingJobRef) -> None:
         """Note the `job`-th job of an epoch, which was submitted now or is known from before."""
         self._latest, self.jobs[epoch] = epoch, job
         self.begun.setdefault(ref.run_id, (epoch, time.monotonic(), ref))
@@ -202,7 +202,7 @@ class Bookkeeper:
 
     async def metrics(self, epoch: int) -> dict[str, Any]:
         """Return the figures of the epoch's episodes, with the facts that only the builder knows."""
-        seen, run_id = self.collections.of(epoch), self.history.run_id
+        seen, run_id = self.collections.stats(epoch), self.history.run_id
         output, reward = seen.output, self.config.reward_function
         name = None if reward is None else reward.name
         items = dict(output.evaluation_results).get(name or "", EvalOutput()).eval_output_items
@@ -252,7 +252,7 @@ class Bookkeeper:
         self.log.add_soon(JobEnded(status=status))
         return await self._add_epoch(epoch, metrics, **kept)
 
-    def trained(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
+    def report_training(self, epoch: int, metrics: dict[str, Any], output_dir: str | None = None) -> None:
         """Report an epoch that was trained on, and write the metrics files."""
         self._progress.trained(epoch + 1, metrics)
         self.report(output_dir=output_dir)
@@ -271,7 +271,7 @@ class Bookkeeper:
 
     async def _add_epoch(self, epoch: int, metrics: dict[str, Any], **outcome: Any) -> EpochEntry:
         """Record an epoch. `outcome` has the other fields of its entry."""
-        self.collections.targets.epoch_over(is_empty="skipped" in outcome and not self.history.trained)
+        self.collections.targets.epoch_over(is_empty="skipped" in outcome and not self.history.trained_epochs)
         outcome = {"curriculum_state": finite(self.trainer.get_curriculum_state()), **outcome}
         made = EpochEntry(epoch=epoch + 1, metrics=metrics, version=self.model.version, **outcome)
         entry = await self.add(made)
@@ -279,7 +279,7 @@ class Bookkeeper:
         self.built.pop(epoch, None)
         return entry
 
-    async def validated(self, epoch: int, metrics: dict[str, Any]) -> None:
+    async def record_validation(self, epoch: int, metrics: dict[str, Any]) -> None:
         """Record a validation of the current weights, after `epoch` epochs, unless there is one."""
         if self.history.validation(epoch) is not None:
             return

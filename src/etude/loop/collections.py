@@ -153,7 +153,7 @@ class Collections(Evaluation):
             collected.outputs[key, call] = output.model_copy(update={"eval_input": EvalInput()})
         return output
 
-    def of(self, epoch: int) -> CollectionStats:
+    def stats(self, epoch: int) -> CollectionStats:
         """Return the statistics of the episodes collected for an epoch (from 0) so far."""
         return self._collected.get(epoch, CollectionStats())
 
@@ -166,7 +166,7 @@ class Collections(Evaluation):
         if version is None:
             return
         now = version.number
-        young, calls = {now, *(0, *made)[-1 - self.ahead :]}, self.of(epoch).model_versions
+        young, calls = {now, *(0, *made)[-1 - self.ahead :]}, self.stats(epoch).model_versions
         if old := {number: count for number, count in calls.items() if number not in young}:
             listed = ", ".join(f"{count} from version {number}" for number, count in sorted(old.items()))
             is_ahead = any(number in (0, *made) for number in old)

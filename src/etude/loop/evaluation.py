@@ -135,7 +135,7 @@ async def measure(
     """Run `repeat` episodes on each example and score them. Raises ErrorBudgetExceeded when too many fail."""
     usage, progress, reward = dict(_NO_USAGE), runtime.progress, _find_reward(runtime.builder.config)
 
-    def finished(record: EpisodeRecord) -> None:
+    def count_usage(record: EpisodeRecord) -> None:
         usage["episodes"] += 1
         usage["calls"] += len(record.calls)
         usage["prompt_tokens"] += record.usage.prompt_tokens
@@ -148,7 +148,7 @@ async def measure(
         phase=phase,
         generations=repeat,
         sampling={"temperature": 0.0} if greedy else None,
-        on_episode=finished,
+        on_episode=count_usage,
         on_score=_telling(progress, reward),
         keep_episodes=False,
     )
@@ -347,7 +347,7 @@ def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> lis
         if isinstance(trained, LocalLlmConfig) and isinstance(llm, LocalLlmConfig):
             name = str(base.finetuning.target_model)
             source = base_folder(wanted.run, name).absolute() if trained.tiny else trained.model
-            return _replaced(target, llm, str(source))
+            return _replace_model(target, llm, str(source))
         if trained is not None and trained.type_name == llm.type_name:
             return []
         raise RequestError(
@@ -356,7 +356,7 @@ def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> lis
         )
     if isinstance(llm, LocalLlmConfig):
         folder = local_path(text)
-        return _replaced(target, llm, text if folder is None else str(folder.absolute()))
+        return _replace_model(target, llm, text if folder is None else str(folder.absolute()))
     if "model_name" in type(llm).model_fields:
         return [Override(("llms", target, "model_name"), text, "model")]
     raise RequestError(f"--model: llms.{target} (`_type: {llm.type_name}`) has no key for a model's name")
@@ -370,7 +370,7 @@ def replaced_model(config: Config, wanted: RunVersion | None) -> str | None:
     return config.finetuning.target_model
 
 
-def _replaced(target: str, llm: LocalLlmConfig, source: str) -> list[Override]:
+def _replace_model(target: str, llm: LocalLlmConfig, source: str) -> list[Override]:
     """Return the overrides with which a local model loads another one."""
     values = {"model": source} if llm.tiny is None else {"model": source, "tiny": None}
     return [Override(("llms", target, key), value, "model") for key, value in values.items()]

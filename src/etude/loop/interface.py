@@ -34,7 +34,7 @@ def _recorded_epoch(run_epoch: Method) -> Method:
     """
 
     @functools.wraps(run_epoch)
-    async def recorded(self: Trainer, epoch: int, *args: Any, **kwargs: Any) -> Any:
+    async def run_and_record(self: Trainer, epoch: int, *args: Any, **kwargs: Any) -> Any:
         books = self._books
         if books is None or current_number("train") is not None:  # Outside of a run, or called by `super()`.
             return await run_epoch(self, epoch, *args, **kwargs)
@@ -47,14 +47,14 @@ def _recorded_epoch(run_epoch: Method) -> Method:
                 await books.end(number, outcome)
         return outcome
 
-    return recorded
+    return run_and_record
 
 
 def _recorded_validation(validate: Method) -> Method:
     """Wrap a validation: its metrics are recorded with the weights that were measured."""
 
     @functools.wraps(validate)
-    async def recorded(self: Trainer, epoch: int, *args: Any, **kwargs: Any) -> Any:
+    async def validate_and_record(self: Trainer, epoch: int, *args: Any, **kwargs: Any) -> Any:
         books = self._books
         is_within = (current_number("validation"), current_number("warm-up")) != (None, None)
         if books is None or is_within:  # Outside of a run, or called by `super()`.
@@ -65,17 +65,17 @@ def _recorded_validation(validate: Method) -> Method:
         with collecting_for("validation", number):
             metrics = await validate(self, epoch, *args, **kwargs)
         if books.follows:
-            await books.validated(number, {**metrics, "epoch": number})
+            await books.record_validation(number, {**metrics, "epoch": number})
         return metrics
 
-    return recorded
+    return validate_and_record
 
 
 def _recorded_progress(log_progress: Method) -> Method:
     """Wrap `log_progress`: its metrics go to the run's files too, as do those that an override adds."""
 
     @functools.wraps(log_progress)
-    def recorded(self: Trainer, epoch: int, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+    def log_and_record(self: Trainer, epoch: int, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         books = self._books
         if books is not None:
             books.add_metrics(epoch, metrics)
@@ -83,7 +83,7 @@ def _recorded_progress(log_progress: Method) -> Method:
         if books is not None and books.follows:
             books.report()
 
-    return recorded
+    return log_and_record
 
 
 _RECORDED = {

@@ -150,13 +150,13 @@ def without_changeable(data: dict[str, Any], config: Config) -> dict[str, Any]:
     """Return a stored config without the settings that may change in a run: the rest identifies the run."""
     changeable = set(changeable_keys(config))
 
-    def kept(value: Any, path: KeyPath) -> Any:
+    def prune(value: Any, path: KeyPath) -> Any:
         if not isinstance(value, dict):
             return value
-        inside = {key: kept(item, (*path, key)) for key, item in value.items()}
+        inside = {key: prune(item, (*path, key)) for key, item in value.items()}
         return {key: item for key, item in inside.items() if join_path((*path, key)) not in changeable}
 
-    return dict(kept(data, ()))
+    return dict(prune(data, ()))
 
 
 async def retry_failed(run: RunFolder) -> Counter[str] | None:

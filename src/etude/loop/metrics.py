@@ -93,7 +93,7 @@ def reward_metrics(rewards: Sequence[float], bounds: Bounds | None = None) -> di
         "reward_low": mean["low"],
         "reward_high": mean["high"],
         "num_scored": mean["n"],
-        "distribution": Distribution.of(rewards, bounds).model_dump(mode="json") if rewards else None,
+        "distribution": Distribution.build(rewards, bounds).model_dump(mode="json") if rewards else None,
     }
 
 

@@ -74,17 +74,17 @@ class RecordedAdapter(RecordedPart):
         books, epoch = self._books, self._books.epoch
         job = books.jobs.get(epoch, 0) + 1
         try:
-            ref = await self._submitted(trajectories, epoch, job)
+            ref = await self._submit_or_follow(trajectories, epoch, job)
         except EtudeError as error:
             books.reasons[epoch], books.failure = str(error), error
             raise
         if isinstance(ref, Skipped):
             books.reasons[epoch] = ref.reason
         else:
-            books.submitted(epoch, job, ref)
+            books.note_job(epoch, job, ref)
         return ref
 
-    async def _submitted(
+    async def _submit_or_follow(
         self, collection: TrajectoryCollection, epoch: int, job: int
     ) -> TrainingJobRef | Skipped:
         books, log = self._books, self._books.log
@@ -154,7 +154,7 @@ class RecordedAdapter(RecordedPart):
                 except EtudeError as error:
                     books.failure = error
                     raise
-                books.trained(epoch, entry.metrics)
+                books.report_training(epoch, entry.metrics)
             await books.model.record_job_end(ref, status)
         if ref.run_id not in log.state.ended:
             await log.add(JobEnded(status=status))

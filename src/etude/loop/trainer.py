@@ -224,7 +224,7 @@ class EpochTrainer(Trainer):
         if submitted is not None and await books.model.is_known(submitted.ref):
             self._take_curriculum_state(submitted.curriculum_state)
             self._prepared[epoch] = submitted.ref
-            books.submitted(epoch, 1, submitted.ref)
+            books.note_job(epoch, 1, submitted.ref)
             return
         await books.sampled_from(epoch)
         started = time.monotonic()
@@ -272,7 +272,7 @@ class EpochTrainer(Trainer):
         is_due = epoch == len(self.history.epochs) and self.history.validation(epoch) is None
         if self.runtime.validation_examples and is_due:
             metrics = await self.run_validation_evaluation(epoch, self.history.run_id)
-            await self.bookkeeper.validated(epoch, metrics)
+            await self.bookkeeper.record_validation(epoch, metrics)
 
     async def prune(self) -> None:
         """Delete versions that are not worth keeping and that no opponent plays any more."""
@@ -282,7 +282,7 @@ class EpochTrainer(Trainer):
             kept += [version for pool in self.bookkeeper.opponents for version in pool.members()]
             if self.run_config.collect_ahead:
                 # The next epoch's episodes are from the version before the last, and may show it as the best.
-                kept += [entry.version for entry in self.history.trained[-2:] if entry.version is not None]
+                kept += filter(None, (entry.version for entry in self.history.trained_epochs[-2:]))
             await self.bookkeeper.model.adapter.prune(kept)
         for pool in self.bookkeeper.opponents:
             await pool.close_unused(pool.members())
@@ -299,7 +299,7 @@ class EpochTrainer(Trainer):
 
         The builder and the adapter log the same metrics, for the epoch's collection and job.
         """
-        self.bookkeeper.trained(epoch, metrics, output_dir)
+        self.bookkeeper.report_training(epoch, metrics, output_dir)
         if (ref := self._refs.get(epoch)) is not None:
             self.trajectory_builder.log_progress(self.history.run_id, metrics, output_dir)
             self.trainer_adapter.log_progress(ref, metrics, output_dir)

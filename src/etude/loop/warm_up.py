@@ -84,14 +84,14 @@ class WarmUp:
             if job.version is not None:
                 await self._model.adapter.prune([job.version])
             if not job.is_over:
-                say(f"warm-up: {done} of {warm_up.max_steps} steps at most, {shown(job.metrics)}")
+                say(f"warm-up: {done} of {warm_up.max_steps} steps at most, {show(job.metrics)}")
             else:
                 what = f"{warm_up.until}: " if warm_up.until else ""
-                say(f"warm-up: imitated {warm_up.transcripts} for {done} steps; {what}{shown(job.metrics)}")
+                say(f"warm-up: imitated {warm_up.transcripts} for {done} steps; {what}{show(job.metrics)}")
                 return
         raise TrainingError(
             f"the warm-up on {warm_up.transcripts} did not get where it should: after {done} steps the "
-            f"{shown(self._jobs[-1].metrics)}, and 'warm_up.until' asks for a {warm_up.until}; ask for less, "
+            f"{show(self._jobs[-1].metrics)}, and 'warm_up.until' asks for a {warm_up.until}; ask for less, "
             "take a larger model, or raise max_steps"
         )
 
@@ -150,7 +150,7 @@ def _sample(transcript: Transcript) -> Sample:
     )
 
 
-def shown(metrics: dict[str, Any]) -> str:
+def show(metrics: dict[str, Any]) -> str:
     """Return the measurement of a warm-up job as text."""
     if "avg_reward" in metrics:
         return f"reward is {Score.from_metrics(metrics)} on {metrics['num_scored']} training examples"

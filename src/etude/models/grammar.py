@@ -56,7 +56,7 @@ class Grammars:
         if sampling.constraint is None:
             return Adjuster(sampling, prompt, self.stop_ids)
         text, kind = self.text(sampling.constraint, prompt), sampling.constraint.kind
-        first, allowed = self._compiled(text, kind)
+        first, allowed = self._cached_compile(text, kind)
         return Adjuster(sampling, prompt, self.stop_ids, first.deep_copy(), allowed)
 
     def text(self, constraint: Constraint, prompt: Sequence[int]) -> str:
@@ -81,7 +81,7 @@ class Grammars:
         if any(token in spelled for token in self.tokenizer.get_added_vocab()):
             # llguidance would otherwise allow only the special token there, and then refuse it.
             text = f'%llguidance {{"no_forcing": true}}\n{text}'
-        self._compiled(text, constraint.kind)
+        self._cached_compile(text, constraint.kind)
         return text
 
     def replay(
@@ -114,7 +114,7 @@ class Grammars:
         return (added[_THINK[0]], added[_THINK[1]]) if all(sign in added for sign in _THINK) else None
 
     @cached_property
-    def _compiled(self) -> Any:
+    def _cached_compile(self) -> Any:
         # An agent's calls repeat a few constraints.
         return lru_cache(maxsize=256)(self._compile)
 

@@ -50,7 +50,7 @@ class Policy:
         self.lock = threading.RLock()
         self.samplers: WeakSet[Any] = WeakSet()
         """The engines that sample from this policy. Each can `rest`, before the policy is trained."""
-        self.codec = TextCodec.of(tokenizer, model.config, getattr(model, "generation_config", None))
+        self.codec = TextCodec.create(tokenizer, model.config, getattr(model, "generation_config", None))
         self.template, self.stop_ids = self.codec.template, self.codec.stop_ids
         self.max_context = self.codec.max_context
         """Maximum number of tokens of prompt and completion together."""

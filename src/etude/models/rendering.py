@@ -268,7 +268,7 @@ class Rendering:
         plain = _plain(message)
         thinking = plain.pop("reasoning_content", None)
         if thinking and self.thinking_key is not None:
-            plain |= _thought(self.thinking_key, thinking, plain["content"])
+            plain |= _thinking_message(self.thinking_key, thinking, plain["content"])
         return _with_objects(plain) if message.get("tool_calls") and not self._writes_arguments else plain
 
     @cached_property
@@ -277,7 +277,7 @@ class Rendering:
         for key in _THINKING_KEYS:
             for name in ("thinking", "thinking and a call"):
                 plain = _plain(PROBES[name])
-                thought = _thought(key, plain.pop("reasoning_content"), plain["content"])
+                thought = _thinking_message(key, plain.pop("reasoning_content"), plain["content"])
                 if THOUGHT in (self._render_probe({**plain, **thought}) or ""):
                     return key
         return INLINE if "</think>" in self.source else None
@@ -375,7 +375,7 @@ class Rendering:
         return self._raw([*map(self.for_template, messages)], tools)
 
 
-def _thought(key: str, thinking: str, content: str) -> Message:
+def _thinking_message(key: str, thinking: str, content: str) -> Message:
     return {key: f"<think>\n{thinking}\n</think>\n\n{content}" if key == INLINE else thinking}
 
 

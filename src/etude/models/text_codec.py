@@ -38,7 +38,7 @@ class TextCodec:
     """Compiles the constraints on the model's answers."""
 
     @classmethod
-    def of(cls, tokenizer: Any, config: Any, generation: Any) -> TextCodec:
+    def create(cls, tokenizer: Any, config: Any, generation: Any) -> TextCodec:
         """Create from a model's tokenizer, config and optional generation config. Raises as `load` does."""
         text = config.get_text_config()
         # Added tokens do not count: some models come with one that never appears in a text.
@@ -67,7 +67,7 @@ class TextCodec:
             generation: Any = GenerationConfig.from_pretrained(name)
         except OSError:
             generation = None  # The file is optional; without it the config names the tokens.
-        return cls.of(tokenizer, config, generation)
+        return cls.create(tokenizer, config, generation)
 
 
 def load_tokenizer(name: str, file: Mapping[str, str]) -> Any:

@@ -157,13 +157,13 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
     Nothing can be sampled while it is made, so tensors are hashed side by side, each by a thread.
     """
 
-    def of_tensor(name: str) -> str:
+    def digest_tensor(name: str) -> str:
         tensor = tensors[name]
         content = tensor.detach().to("cpu").contiguous().flatten().view(torch.uint8).numpy().data
         return f"{name} {tensor.dtype} {[*tensor.shape]} {hashlib.sha256(content).hexdigest()}"
 
     with ThreadPoolExecutor(_HASHING, thread_name_prefix="digest") as threads:
-        return hashlib.sha256("\n".join(threads.map(of_tensor, sorted(tensors))).encode()).hexdigest()
+        return hashlib.sha256("\n".join(threads.map(digest_tensor, sorted(tensors))).encode()).hexdigest()
 
 
 def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:

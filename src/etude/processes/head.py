@@ -145,10 +145,10 @@ class RemoteRunner:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_CLOSING_SECONDS):
                     await self._link.close()
-                    await self.process.ended()
+                    await self.process.wait()
         finally:
             self.process.kill()
-            await self.process.ended()
+            await self.process.wait()
         await asyncio.gather(self._beating, self._serving, return_exceptions=True)
 
     async def _ask(self, method: str, parameters: dict[str, Any]) -> Any:
@@ -168,10 +168,10 @@ class RemoteRunner:
         self._beating.cancel()
         try:
             async with asyncio.timeout(_CLOSING_SECONDS):
-                end = await self.process.ended()
+                end = await self.process.wait()
         except TimeoutError:
             self.process.kill()
-            end = await self.process.ended()
+            end = await self.process.wait()
             end = end if end.is_lost else ProcessEnd("closed its connection")
         await self._head.journal.flush()  # So its last commits can be read.
         death = self._killed_for or RunnerDied(end)

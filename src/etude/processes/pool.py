@@ -199,7 +199,7 @@ class RunnerPool:
         invitation = RunnerInvitation(self._address, number, key.hex())
         process = await self._launcher.launch(invitation, self._logs / f"{place.number}.log")
         place.process = process
-        ending = asyncio.ensure_future(process.ended())
+        ending = asyncio.ensure_future(process.wait())
         runner: RemoteRunner | None = None
         try:
             async with asyncio.timeout(_START_SECONDS):
@@ -215,7 +215,7 @@ class RunnerPool:
             process.kill()
             if runner is not None:
                 await runner.stop()
-            await process.ended()
+            await process.wait()
             raise
         finally:
             ending.cancel()

@@ -53,9 +53,9 @@ class ProgramActor:
         self._folder.rmdir()
         return node, ray.get_runtime_context().get_node_id(), self._child.address, self._child.pid
 
-    async def ended(self) -> ProcessEnd:
+    async def wait(self) -> ProcessEnd:
         """Wait for the program's end."""
-        return await self._child.ended()
+        return await self._child.wait()
 
     async def output(self, start: int) -> bytes:
         """Return the next piece of its output, from byte `start` on; empty if there is none."""
@@ -90,13 +90,13 @@ class RayChild(Child):
         self._killed = asyncio.Event()
         self._end = asyncio.ensure_future(self._wait(asyncio.ensure_future(self._follow())))
 
-    async def ended(self) -> ProcessEnd:
+    async def wait(self) -> ProcessEnd:
         """Wait until the program or its actor has ended."""
         return await asyncio.shield(self._end)
 
     async def _follow(self) -> ProcessEnd:
         """Write the program's output to the log while it runs. Returns how it ended."""
-        ending: asyncio.Future[ProcessEnd] = asyncio.ensure_future(self._actor.ended.remote())
+        ending: asyncio.Future[ProcessEnd] = asyncio.ensure_future(self._actor.wait.remote())
         try:
             while not ending.done():
                 await self._fetch()
@@ -149,7 +149,7 @@ class RayChild(Child):
         if not self._end.done():
             await self._try(lambda: self._actor.end.remote(seconds), seconds + _ANSWER_SECONDS)
         self.kill()
-        await self.ended()
+        await self.wait()
 
     async def catch_up(self) -> None:
         await self._try(self._fetch, _ANSWER_SECONDS)

@@ -19,7 +19,7 @@ from etude.config.schema import StallConfig
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import StalledError, StoreError
 from etude.core.interfaces import Engine, Progress
-from etude.core.secrets import masked
+from etude.core.secrets import mask_secrets
 from etude.core.stats import shown_seconds
 from etude.processes.pool import Cluster, RunnerPool
 from etude.rollout.collector import Collector
@@ -113,7 +113,7 @@ async def _publish(parts: Parts) -> None:
 def _write(path: Path, status: RunStatus) -> None:
     """Write the status atomically. It is not synced: a status is useless after a power cut."""
     with open_draft(path, sync=False) as draft:
-        draft.write_text(masked(status.model_dump_json(indent=1)) + "\n", encoding="utf-8")
+        draft.write_text(mask_secrets(status.model_dump_json(indent=1)) + "\n", encoding="utf-8")
 
 
 def snapshot(parts: Parts, since: float) -> RunStatus:

@@ -103,7 +103,7 @@ class TeamRun:
         """When it began to wait for room, or all its processes had started, in Unix seconds."""
         self._running = asyncio.ensure_future(self._run(places))
 
-    async def ended(self) -> str | None:
+    async def wait(self) -> str | None:
         """Wait until no process is left. Return why the team ended early, or None if all did their part."""
         await asyncio.wait({self._running})
         if self._running.cancelled():
@@ -132,7 +132,7 @@ class TeamRun:
                 finally:
                     for child in self.children.values():
                         child.kill()
-                        await child.ended()
+                        await child.wait()
         finally:
             lock.release()
 
@@ -152,7 +152,7 @@ class TeamRun:
 
     async def _watch(self) -> str | None:
         """Wait for the processes. Return the cause of the first failure, or None."""
-        waiting = {asyncio.ensure_future(child.ended()): rank for rank, child in self.children.items()}
+        waiting = {asyncio.ensure_future(child.wait()): rank for rank, child in self.children.items()}
         failures: dict[int, ProcessEnd] = {}
         try:
             while left := [each for each in waiting if not each.done()]:

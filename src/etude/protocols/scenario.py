@@ -98,7 +98,7 @@ def dialogue(log: Log, agent: str, system: str, *, last_words: str = "") -> list
             messages += [_user(heard, messages), {"role": "assistant", "content": line.text}]
             heard = []
         else:
-            heard.append(_shown(log, agent, line))
+            heard.append(_show_line(log, agent, line))
     if last_words and log.turns_left == 0:
         heard.append(last_words)
     return [*messages, _user(heard, messages)]
@@ -109,7 +109,7 @@ def _user(heard: list[str], before: list[Message]) -> Message:
     return {"role": "user", "content": "\n\n".join(heard) or nothing}
 
 
-def _shown(log: Log, agent: str, line: LogEntry) -> str:
+def _show_line(log: Log, agent: str, line: LogEntry) -> str:
     """Return a line with its speaker. If the speaker has several channels, name its readers too."""
     protocol = log.protocol
     text = line.text or SILENCE

@@ -29,7 +29,7 @@ from etude.protocols.scenario import Malformed, Move, Scenario
 from etude.protocols.tree import EpisodeTree, Node, Rejected, sign
 from etude.rollout.collector import Collector, EpisodeJob, Limits
 from etude.rollout.episode import Episode
-from etude.rollout.evaluator import scored
+from etude.rollout.evaluator import make_score
 from etude.rollout.recorder import Reply
 from etude.rollout.tools import gather_results
 from etude.rollout.workflow import Workflow, as_workflow
@@ -221,7 +221,7 @@ class ProtocolReward(Evaluator):
         """Score one episode. Raises RequestError if it did not play a protocol with this agent."""
         tree = EpisodeTree.from_json(item.output_obj)
         endings = Counter(leaf.ending for leaf in tree.leaves())
-        return scored(item, (tree.value(None, self.agent), dict(endings)), tree.bounds.get(self.agent))
+        return make_score(item, (tree.value(None, self.agent), dict(endings)), tree.bounds.get(self.agent))
 
 
 _Width: TypeAlias = Annotated[int, Field(ge=1)]
@@ -315,7 +315,7 @@ class VerdictAccuracy(Evaluator):
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
         """Score one episode. Raises RequestError if it played no protocol."""
-        return scored(item, accuracy(EpisodeTree.from_json(item.output_obj)))
+        return make_score(item, accuracy(EpisodeTree.from_json(item.output_obj)))
 
 
 class VerdictAccuracyConfig(EvaluatorConfig, name="verdict_accuracy"):

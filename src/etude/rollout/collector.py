@@ -189,7 +189,7 @@ class Collector:
             max_calls=self.limits.max_calls,
         )
         # A copy: an agent that changes its inputs must not affect the example's other episodes.
-        example = job.example.copied()
+        example = job.example.copy()
         episode = Episode(
             example, job.generation, recorder, seed=self.seed, server=self._server, tools=self.tools
         )
@@ -261,7 +261,7 @@ class Collector:
             for job in waiting:
                 if job.logged is not None and self.journal.get(job.id) is None:
                     model = self._models.choose(None)
-                    await write_episode(self.journal, job.logged.played(job.id, job.generation, model))
+                    await write_episode(self.journal, job.logged.make_record(job.id, job.generation, model))
                 await finished.put(await play(job))
         except Exception as error:  # noqa: BLE001  the jobs are the caller's code; `collect` raises it
             await finished.put(error)

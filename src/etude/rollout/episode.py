@@ -63,7 +63,7 @@ class EpisodeLoop:
         """Run `work` on that loop and return its result, from a coroutine on any loop."""
         if self.is_here:
             return await work
-        with self._sent(work) as waiting:
+        with self._submit(work) as waiting:
             try:
                 return await asyncio.wrap_future(waiting)
             except asyncio.CancelledError as error:
@@ -77,7 +77,7 @@ class EpisodeLoop:
         if self.is_here:
             work.close()
             raise EpisodeError("a blocking call on the event loop would wait forever; write `async def`")
-        with self._sent(work) as waiting:
+        with self._submit(work) as waiting:
             try:
                 return waiting.result()
             except concurrent.futures.CancelledError as error:
@@ -102,7 +102,7 @@ class EpisodeLoop:
             waiting.cancel()
 
     @contextlib.contextmanager
-    def _sent(self, work: Coroutine[Any, Any, T]) -> Iterator[concurrent.futures.Future[T]]:
+    def _submit(self, work: Coroutine[Any, Any, T]) -> Iterator[concurrent.futures.Future[T]]:
         if self.is_over:
             work.close()
             raise self._closed_error()
@@ -239,10 +239,10 @@ class Episode:
         """
         if not self.loop.is_here:
 
-            async def opened() -> Endpoint:
+            async def get_endpoint() -> Endpoint:
                 return self.endpoint
 
-            return self.loop.wait(opened())
+            return self.loop.wait(get_endpoint())
         if self._endpoint is None:
             self._endpoint = self._server.open(self.answer, self.answers_given, self.models)
         return self._endpoint

@@ -27,7 +27,7 @@ from etude.core.evaluation import (
 )
 from etude.core.interfaces import Evaluator
 from etude.rollout.collector import Collector, EpisodeJob
-from etude.rollout.evaluator import Scorer, Scores, unscored
+from etude.rollout.evaluator import Scorer, Scores, no_score
 from etude.store.episodes import episode_phase, read_episode, stored_episodes
 from etude.store.journal import Journal
 from etude.wire.retries import RetryCount, count_retries
@@ -272,7 +272,7 @@ class ScoreCollector:
             scores = await self.scorer.combine(item, scores)
         else:
             reason = f"{record.failure.kind}: {record.failure.reason}"
-            scores = {name: unscored(item, reason) for name in self.scorer.names}
+            scores = {name: no_score(item, reason) for name in self.scorer.names}
         kept = item if self.keep_episodes else item.model_copy(update={"episode": None})
         self._done[item.id, item.generation] = (kept, scores)
         if self.on_score is not None:

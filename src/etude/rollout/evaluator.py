@@ -29,7 +29,7 @@ from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import LARGEST_SCORE, EvalInputItem, EvalOutputItem, ScoreBounds, is_score, rising
 from etude.core.interfaces import Evaluator
 from etude.core.json_text import jsonable
-from etude.core.secrets import masked, masked_data
+from etude.core.secrets import mask_secrets, masked_data
 from etude.core.stats import Bounds
 from etude.core.threads import call_any, no_exit, run_apart, stop_tasks
 from etude.engines.meter import asking_for
@@ -42,7 +42,7 @@ _ROUNDING = 1e-9
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def scored(item: EvalInputItem, result: Any, bounds: Bounds | None = None) -> EvalOutputItem:
+def make_score(item: EvalInputItem, result: Any, bounds: Bounds | None = None) -> EvalOutputItem:
     """Return the score of `item` from the result of an evaluator with these `bounds`.
 
     Takes any kind of number (see `etude.core.data_model`), a bool, `(score, reasoning)`, or an
@@ -52,7 +52,7 @@ def scored(item: EvalInputItem, result: Any, bounds: Bounds | None = None) -> Ev
     reasoning: Any = None
     if isinstance(result, EvalOutputItem):
         if result.error is not None:
-            return unscored(item, result.error, result.reasoning)
+            return no_score(item, result.error, result.reasoning)
         bounds = result.bounds or bounds
         result, reasoning = result.score, result.reasoning
     elif isinstance(result, tuple) and len(result) == 2:
@@ -61,14 +61,14 @@ def scored(item: EvalInputItem, result: Any, bounds: Bounds | None = None) -> Ev
     try:
         score = number(result)
     except ValueError:
-        return unscored(item, f"the evaluator returned {name_type(result)}; a score is a number", reasoning)
+        return no_score(item, f"the evaluator returned {name_type(result)}; a score is a number", reasoning)
     if not is_score(score):
         limits = f"a finite number within ±{LARGEST_SCORE:g}"
-        return unscored(item, f"the evaluator returned {score:g}; a score must be {limits}", reasoning)
+        return no_score(item, f"the evaluator returned {score:g}; a score must be {limits}", reasoning)
     low, high = bounds or (score, score)
     if not low - _ROUNDING <= score <= high + _ROUNDING:
         problem = f"the evaluator returned {score:g}, but declares scores from {low:g} to {high:g}"
-        return unscored(item, problem, reasoning)
+        return no_score(item, problem, reasoning)
     return EvalOutputItem(
         id=item.id,
         generation=item.generation,
@@ -78,10 +78,10 @@ def scored(item: EvalInputItem, result: Any, bounds: Bounds | None = None) -> Ev
     )
 
 
-def unscored(item: EvalInputItem, reason: str, reasoning: Any = None) -> EvalOutputItem:
+def no_score(item: EvalInputItem, reason: str, reasoning: Any = None) -> EvalOutputItem:
     """Return the output for an episode without a score, with the reason."""
-    reasoning = masked_data(jsonable(reasoning))
-    return EvalOutputItem(id=item.id, generation=item.generation, error=masked(reason), reasoning=reasoning)
+    data = masked_data(jsonable(reasoning))
+    return EvalOutputItem(id=item.id, generation=item.generation, error=mask_secrets(reason), reasoning=data)
 
 
 @overload
@@ -161,7 +161,7 @@ class FunctionEvaluator(Evaluator):
             example = Example(id=item.id, inputs=inputs, expected=item.expected_output_obj)
         values = {"example": example, "output": item.output_obj, "episode": item.episode}
         given = [values[name] for name in self._order]
-        return scored(item, await call_any(partial(self.fn, *given, **self._arguments)), self.bounds)
+        return make_score(item, await call_any(partial(self.fn, *given, **self._arguments)), self.bounds)
 
 
 def as_evaluator(candidate: Any) -> Evaluator:
@@ -221,7 +221,7 @@ class WeightedEvaluator(Evaluator):
         for name in self.weights:
             score = scores[name].score
             if score is None or not scores[name].is_scored:
-                return unscored(item, f"no score from '{name}': {scores[name].error}")
+                return no_score(item, f"no score from '{name}': {scores[name].error}")
             values[name] = score
         try:
             total = math.fsum(weight * values[name] for name, weight in self.weights.items())
@@ -231,10 +231,10 @@ class WeightedEvaluator(Evaluator):
         for name, weight in self.weights.items():
             bounds = scores[name].bounds or self.parts[name].bounds
             if bounds is None and weight:
-                return scored(item, (total, values))
+                return make_score(item, (total, values))
             ends.append(sorted(weight * end for end in bounds or (0.0, 0.0)))
         bounds = math.fsum(low for low, _ in ends), math.fsum(high for _, high in ends)
-        return scored(item, (total, values), bounds)
+        return make_score(item, (total, values), bounds)
 
 
 class WeightedEvaluatorConfig(EvaluatorConfig, name="weighted"):
@@ -265,13 +265,13 @@ class MeasuredEvaluator(Evaluator):
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
         """Return the recorded score with its reason, or an error that lists the recorded ones."""
         if item.episode is None:
-            return unscored(item, "there is no episode to read a score from")
+            return no_score(item, "there is no episode to read a score from")
         event = recorded_score(item.episode, self.name, self.agent)
         if event is not None:
-            return scored(item, (event.value, event.text or None))
+            return make_score(item, (event.value, event.text or None))
         missing = f"'{self.name}'" if self.agent is None else f"'{self.name}' of '{self.agent}'"
         others = ", ".join({event.name: None for event in item.episode.events if event.kind == "score"})
-        return unscored(item, f"the episode recorded no score {missing} (it recorded: {others or 'none'})")
+        return no_score(item, f"the episode recorded no score {missing} (it recorded: {others or 'none'})")
 
 
 class MeasuredConfig(EvaluatorConfig, name="measured"):
@@ -368,7 +368,7 @@ class Scorer:
     async def give_up(self, item: EvalInputItem, reason: str) -> None:
         """Store the reason as the failure of each evaluator in `missing`."""
         for name in self.missing(_episode(item)):
-            await self._keep(item, name, unscored(item, reason))
+            await self._keep(item, name, no_score(item, reason))
 
     async def _score(
         self, items: Sequence[EvalInputItem], name: str, evaluator: Evaluator
@@ -433,7 +433,7 @@ async def evaluate(
         return task.result()
     else:
         reason = str(error) if isinstance(error, EtudeError) else where_raised(error)
-    return [unscored(item, reason) for item in items]
+    return [no_score(item, reason) for item in items]
 
 
 async def _evaluate(evaluator: Evaluator, items: Sequence[EvalInputItem]) -> list[EvalOutputItem]:
@@ -456,7 +456,7 @@ async def _evaluate(evaluator: Evaluator, items: Sequence[EvalInputItem]) -> lis
                     f"evaluate_group returned generation {output.generation} in place of {item.generation}; "
                     "return the scores in the order of the items"
                 )
-        return [scored(*pair, evaluator.bounds) for pair in zip(items, outputs, strict=True)]
+        return [make_score(*pair, evaluator.bounds) for pair in zip(items, outputs, strict=True)]
 
 
 def _copy_item(item: EvalInputItem) -> EvalInputItem:
@@ -464,7 +464,7 @@ def _copy_item(item: EvalInputItem) -> EvalInputItem:
     output, record = copy.deepcopy(item.output_obj), item.episode
     changes: dict[str, Any] = {"output_obj": output}
     if record is not None:
-        example = record.example.copied()
+        example = record.example.copy()
         changes["episode"] = replace(record, example=example, output=output)
         if item.full_dataset_entry is record.example:
             changes |= {"full_dataset_entry": example, "input_obj": example.inputs}

@@ -26,7 +26,7 @@ from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Engine, Evaluator
 from etude.core.keys import fold
 from etude.core.message import Message
-from etude.rollout.evaluator import scored
+from etude.rollout.evaluator import make_score
 from etude.wire.request_body import describe_problems
 
 T = TypeVar("T")
@@ -154,7 +154,7 @@ class LlmJudge(Evaluator):
 
         key = fold(0, "llm_judge", item.id, item.generation)
         grade = await self.judge.ask(system, material, _Grade.model_validate_json, key)
-        return scored(item, (grade.score / _SCALE, grade.reasoning))
+        return make_score(item, (grade.score / _SCALE, grade.reasoning))
 
 
 @register_evaluator(config_type=LlmJudgeConfig)
@@ -222,7 +222,7 @@ class GroupJudge(Evaluator):
         judgements = await self.judge.ask(system, material, parse, key)
         judged = dict(zip(shown, judgements, strict=True))
         grades = [judged[text] for text in texts]
-        return [scored(item, (of.score, of.reasoning)) for item, of in zip(items, grades, strict=True)]
+        return [make_score(item, (of.score, of.reasoning)) for item, of in zip(items, grades, strict=True)]
 
 
 @register_evaluator(config_type=GroupJudgeConfig)

@@ -374,7 +374,7 @@ def _digest(model: str, request: ChatRequest) -> str:
     """Hash everything that can change the answer, to 16 hexadecimal digits."""
     sampling, prompt, top = request.sampling, request.prompt, request.top_logprobs
     chosen: list[Any] = [getattr(sampling, name) for name in _IN_EVERY_DIGEST]
-    rest = {name: value for name, value in sampling.changed().items() if name not in _IN_EVERY_DIGEST}
+    rest = {name: value for name, value in sampling.non_defaults().items() if name not in _IN_EVERY_DIGEST}
     parts: list[Any] = [model, request.messages, request.tools, [*chosen, rest] if rest else chosen]
     form = [request.tool_choice, request.parallel_tool_calls, request.template_options]
     if [*form, prompt, top] != _USUAL:

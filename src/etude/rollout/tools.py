@@ -26,7 +26,7 @@ from etude.core.errors import RequestError, ToolError, alternatives, error_words
 from etude.core.json_text import plain
 from etude.core.keys import content_hash
 from etude.core.message import Message, Tool
-from etude.core.secrets import masked
+from etude.core.secrets import mask_secrets
 from etude.core.threads import call_any
 from etude.rollout.recorder import ToolCall
 from etude.store.journal import Steps
@@ -288,7 +288,7 @@ class _OpenSet:
             ) from error
         if result.is_error:
             # Before the model reads it, so that the recorded text is the text that the model saw.
-            result = replace(result, text=masked(result.text))
+            result = replace(result, text=mask_secrets(result.text))
         if len(result.text) > limits.max_characters:
             note = f"… (the first {limits.max_characters} of {len(result.text)} characters)"
             return replace(result, text=result.text[: limits.max_characters] + note)

@@ -94,7 +94,7 @@ _MULTIPART_BYTES = 64 * 1024
 """Bytes that an upload's form may take besides the file."""
 
 
-def guarded(app: ASGIApp, settings: ServerSettings) -> RequestChecks:
+def guard_app(app: ASGIApp, settings: ServerSettings) -> RequestChecks:
     """Return the application behind checks of each request's key, host name and size."""
 
     def max_body(path: str) -> int:

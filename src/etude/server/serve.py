@@ -23,7 +23,7 @@ from etude.server.backend import Backend, EmbeddedBackend, VllmBackend
 from etude.server.database import open_database
 from etude.server.engines import EnginePool, inference_routes
 from etude.server.files import FileStore, file_routes
-from etude.server.guard import Metrics, add_error_handlers, guarded
+from etude.server.guard import Metrics, add_error_handlers, guard_app
 from etude.server.jobs import JobStore, job_routes
 from etude.server.models import ModelStore, weights_routes
 from etude.server.scheduler import Scheduler
@@ -160,7 +160,7 @@ def create_app(settings: ServerSettings, backend: Backend) -> RequestChecks:
         weights_routes(settings, models),
     ):
         app.include_router(router)
-    return guarded(app, settings)
+    return guard_app(app, settings)
 
 
 def _routes(models: ModelStore, pool: EnginePool, metrics: Metrics) -> APIRouter:

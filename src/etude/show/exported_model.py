@@ -34,7 +34,7 @@ def model_card(wanted: RunVersion, lora_only: bool) -> str:
         base_model=base if is_on_hub else None,
         tags=["etude", *filter(None, (parts["method"],))],
     )
-    entries: list[Entry] = [*history.measured] or [*history.epochs]
+    entries: list[Entry] = [*history.all_validations] or [*history.epochs]
     of_this = [entry for entry in entries if wanted.number and entry.measured_with == wanted.number]
     shown = entries[:1] + [entry for entry in of_this[-1:] if entry != entries[0]]
     target = "" if wanted.target is None else f", {wanted.target}"
@@ -44,7 +44,7 @@ def model_card(wanted: RunVersion, lora_only: bool) -> str:
         f"# {wanted.run.name}{target}, {version}\n",
         f"{'LoRA weights' if lora_only else 'Weights'} of an agent's model, trained with Etude from the "
         f"agent's own runs. The base model is {name or 'not known'}. Rewards have their 95 % interval.\n",
-        *(f"- {entry.measured_on}: reward {entry.reward.counted}" for entry in shown),
+        *(f"- {entry.measured_on}: reward {entry.reward.with_count}" for entry in shown),
         "\nThis export states no license. The base model's license may apply.\n",
     ]
     if history.validations:

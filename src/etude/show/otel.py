@@ -19,7 +19,7 @@ from etude.config.registry import register_tracker
 from etude.core.call import Call
 from etude.core.episode import EpisodeRecord, ToolUse
 from etude.core.errors import EtudeError, require_extra
-from etude.core.secrets import masked, masked_data
+from etude.core.secrets import mask_secrets, masked_data
 from etude.show.tracker import RunRecord, State, TrackedRun
 from etude.store.episodes import EVALUATION, episode_scores, iter_episodes
 from etude.store.histories import read_histories
@@ -127,7 +127,7 @@ class OtelTracker:
                 about = {"gen_ai.operation.name": "execute_tool", "gen_ai.tool.name": each.name}
                 if self._content:
                     about["gen_ai.tool.call.arguments"] = _json(each.arguments)
-                    about["gen_ai.tool.call.result"] = masked(each.result)
+                    about["gen_ai.tool.call.result"] = mask_secrets(each.result)
                 error = None if each.outcome == "ok" else (each.outcome, each.outcome)
                 told = f"execute_tool {each.name}", about, error
             yield self._span(told, f"{place}/{number}", parent, each.began, each.began + each.seconds)
@@ -144,7 +144,7 @@ class OtelTracker:
             if row.get("error") is not None:
                 facts["error.type"] = "evaluator_failed"
             if self._content and row.get("reasoning"):
-                facts["gen_ai.evaluation.explanation"] = masked(str(row["reasoning"]))
+                facts["gen_ai.evaluation.explanation"] = mask_secrets(str(row["reasoning"]))
             yield Event("gen_ai.evaluation.result", facts, round(times[f"{episode}/score/{name}"] * 1e9))
 
     def _describe_call(self, call: Call) -> _Told:
@@ -187,7 +187,7 @@ class OtelTracker:
         status = Status(StatusCode.UNSET)
         if error is not None:
             attributes["error.type"] = error[0]
-            status = Status(StatusCode.ERROR, masked(error[1]))
+            status = Status(StatusCode.ERROR, mask_secrets(error[1]))
         return ReadableSpan(
             name,
             context=SpanContext(

@@ -271,12 +271,12 @@ async def live_tracker(config: LiveTrackerConfig, builder: Builder) -> AsyncIter
 
 
 def _register(config_type: type[TrackerConfig], tracker: Callable[[Any], Tracker], package: str) -> None:
-    async def made(config: TrackerConfig, builder: Builder) -> AsyncIterator[Tracker]:
+    async def build(config: TrackerConfig, builder: Builder) -> AsyncIterator[Tracker]:
         """Build the tracker. Raises MissingExtraError."""
         require_extra(package, f"the tracker '{config.type_name}'", config.type_name)
         yield tracker(config)
 
-    register_tracker(config_type=config_type)(made)
+    register_tracker(config_type=config_type)(build)
 
 
 _register(MlflowConfig, MlflowTracker, "mlflow")

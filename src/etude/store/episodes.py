@@ -30,7 +30,7 @@ from etude.core.episode import EpisodeRecord, Event, Example, Failure, ToolUse
 from etude.core.errors import RequestError, StoreError
 from etude.core.json_text import jsonable, plain
 from etude.core.keys import content_hash
-from etude.core.secrets import masked
+from etude.core.secrets import mask_secrets
 from etude.store.journal import Journal, Json, Steps
 
 _SAMPLING = TypeAdapter(Sampling)
@@ -50,7 +50,7 @@ def _plain_fields(kind: Any, but: tuple[str, ...] = ()) -> tuple[tuple[str, ...]
     return names, attrgetter(*names), tuple(defaults)
 
 
-def _changed(value: Any, *but: str) -> dict[str, Any]:
+def _non_defaults(value: Any, *but: str) -> dict[str, Any]:
     """Return the fields of a dataclass that are not at their defaults, except `but`."""
     names, values_of, defaults = _plain_fields(value.__class__, but)
     known = zip(names, values_of(value), defaults, strict=True)
@@ -60,17 +60,17 @@ def _changed(value: Any, *but: str) -> dict[str, Any]:
 def encode_call(call: Call, parent: tuple[str, Call] | None) -> Json:
     """Encode a call. `parent` is an earlier call, with the name under which a decoder finds it."""
     request, (name, before) = call.request, parent or (None, None)
-    data = _changed(call, "request", "completion") | _changed(request, *_APART)
+    data = _non_defaults(call, "request", "completion") | _non_defaults(request, *_APART)
     data["messages"] = request.messages
     if before is not None:
         shared = shared_messages(before, request.messages)
         data |= {"parent": [name, shared], "messages": request.messages[shared:]}
     if before is None or before.request.tools != request.tools:
         data["tools"] = request.tools
-    if sampling := request.sampling.changed():
+    if sampling := request.sampling.non_defaults():
         data["sampling"] = to_jsonable_python(sampling)
     if call.error is not None:
-        data["error"] = masked(call.error)
+        data["error"] = mask_secrets(call.error)
     if call.completion is not None:
         data["completion"] = _encode_completion(call.completion, before)
     return data
@@ -113,7 +113,7 @@ def shared_messages(before: Call, messages: Sequence[Any]) -> int:
 
 
 def _encode_completion(completion: Completion, parent: Call | None) -> Json:
-    data = _changed(completion, "prompt_ids", "usage", "constraint")
+    data = _non_defaults(completion, "prompt_ids", "usage", "constraint")
     data |= {name: _pack(code, data[name]) for name, code in _PACKED.items() if name in data}
     if (ids := completion.prompt_ids) is not None:
         before = _token_ids(parent)
@@ -177,12 +177,12 @@ def encode_episode(record: EpisodeRecord, names: Mapping[int, str]) -> Json:
         "example": encode_example(record.example),
         "calls": [names.get(call.index) or encode_call(call, None) for call in record.calls],
         "events": [
-            _changed(replace(event, text=masked(event.text)))
+            _non_defaults(replace(event, text=mask_secrets(event.text)))
             | ({} if event.tool is None else {"tool": asdict(event.tool)})
             for event in record.events
         ],
         "output": record.output,
-        "failure": None if failure is None else [failure.kind, masked(failure.reason), failure.origin],
+        "failure": None if failure is None else [failure.kind, mask_secrets(failure.reason), failure.origin],
         "seconds": record.seconds,
     }
 
@@ -263,7 +263,7 @@ def read_episode(journal: Steps, episode_id: str, example: Example | None = None
     """Return the finished episode with this id, or None. `example` replaces the one that was stored."""
     data = journal.get(episode_id)
     is_finished = isinstance(data, dict) and "episode" in data and "calls" in data
-    return _decoded(journal, data, example) if is_finished else None
+    return _decode_episode(journal, data, example) if is_finished else None
 
 
 async def write_episode(journal: Steps, record: EpisodeRecord) -> None:
@@ -278,7 +278,7 @@ async def write_episode(journal: Steps, record: EpisodeRecord) -> None:
     await journal.put(record.id, encode_episode(record, names))
 
 
-def _decoded(journal: Steps, data: Json, example: Example | None = None) -> EpisodeRecord:
+def _decode_episode(journal: Steps, data: Json, example: Example | None = None) -> EpisodeRecord:
     """Decode what `encode_episode` returned. `example` replaces the stored example."""
     reader = CallReader(journal, data["episode"])
     calls = [
@@ -315,7 +315,7 @@ def stored_episodes(journal: Journal, prefix: str = "", *, after: str = "") -> I
 def iter_episodes(journal: Journal, prefix: str = "") -> Iterator[EpisodeRecord]:
     """Yield the finished episodes whose id starts with `prefix`, in the order of ids."""
     for _, data in stored_episodes(journal, prefix):
-        yield _decoded(journal, data)
+        yield _decode_episode(journal, data)
 
 
 def episode_phase(data: Json) -> str:

@@ -307,7 +307,7 @@ def _require_version(wanted: RunVersion, kept: bool) -> RunVersion:
 
 def describe_kept(run: Path, history: History) -> str | None:
     """Return which trained versions are on the disk, in words. None if all are, or a backend has them."""
-    made = {version.number: version for entry in history.trained if (version := entry.version) is not None}
+    made = {one.number: one for entry in history.trained_epochs if (one := entry.version) is not None}
     folder = stored_at(run, made[max(made)]) if made else None
     if folder is None or made.keys() <= set(kept := _kept_in(folder.parent)):
         return None

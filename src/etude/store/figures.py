@@ -44,7 +44,7 @@ class Figure(_Rewarded, frozen=True):
     evaluators: dict[str, Score]
 
     @classmethod
-    def of(cls, entry: Entry) -> Self:
+    def from_entry(cls, entry: Entry) -> Self:
         """Return the figures of an entry."""
         return cls(
             measured=entry.measured_on,
@@ -65,7 +65,7 @@ class WarmUpFigure(_Rewarded, frozen=True):
     loss: float | None
 
     @classmethod
-    def of(cls, entry: WarmUpEntry) -> Self:
+    def from_entry(cls, entry: WarmUpEntry) -> Self:
         """Return the figures of a warm-up."""
         version = None if entry.version is None else entry.version.number
         about = {"steps": entry.steps, "seconds": entry.seconds, "loss": entry.metrics.get("loss")}
@@ -93,7 +93,7 @@ def _measured_versions(history: History) -> list[tuple[ModelVersion, float]]:
 
     Rewards come from validations if there are any, else from the episodes sampled from each version.
     """
-    entries: Sequence[Entry] = history.measured if history.validations else history.epochs
+    entries: Sequence[Entry] = history.all_validations if history.validations else history.epochs
     versions = ((entry.weights, entry.reward.mean) for entry in entries)
     return [(version, reward) for version, reward in versions if version is not None and reward is not None]
 
@@ -128,7 +128,7 @@ def versions_to_keep(history: History, count: int) -> list[ModelVersion]:
 
 def versions_made(history: History) -> list[int]:
     """Return the numbers of the versions that were made, oldest first: the warm-up's and the epochs'."""
-    made = (history.start, *(entry.version for entry in history.trained))
+    made = (history.start, *(entry.version for entry in history.trained_epochs))
     return [version.number for version in made if version is not None]
 
 
@@ -201,7 +201,7 @@ class Summary(BaseModel, frozen=True):
         figures = {key: figure for key, figure in known.items() if figure is not None}
         for key, figure in figures.items():
             when = f" {key}" if figures.keys() & {"before", "warm"} else ""
-            yield f"reward{when}", f"{figure.reward.counted}  ({figure.measured})"
+            yield f"reward{when}", f"{figure.reward.with_count}  ({figure.measured})"
             if (found := figure.distribution) is not None:
                 yield f"distribution{when}", f"{found}: {found.shown_bars()}"
         names = list(dict.fromkeys(name for figure in figures.values() for name in figure.evaluators))
@@ -209,7 +209,7 @@ class Summary(BaseModel, frozen=True):
             scores = [figure.evaluators.get(name, Score()) for figure in figures.values()]
             is_reward = [score.mean for score in scores] == [each.avg_reward for each in figures.values()]
             if len(names) > 1 or not is_reward:
-                yield name, " → ".join(score.counted for score in scores)
+                yield name, " → ".join(score.with_count for score in scores)
         best, last = self.best_version, self.last_version
         if best is not None:
             untrained = "" if best.number else ", the base model: no trained version has done better"
@@ -229,7 +229,7 @@ class Summary(BaseModel, frozen=True):
 
 def summarize(history: History, num_epochs: int | None = None) -> Summary:
     """Return the summary of one model's training, which was asked to last `num_epochs`."""
-    start, trained, validated = history.validation(0), history.trained, with_rewards(history.validations)
+    start, trained, scored = history.validation(0), history.trained_epochs, with_rewards(history.validations)
     measured = {"before": start} if history.warm_up is None else {"before": history.base, "warm": start}
     epochs = [entry for entry in history.epochs if entry.resting is None]
     measured["after"] = next((entry for entry in reversed(history.validations) if entry.epoch), None)
@@ -237,12 +237,12 @@ def summarize(history: History, num_epochs: int | None = None) -> Summary:
     return Summary(
         run_id=history.run_id,
         epochs_trained=len(trained),
-        epochs_skipped=len(history.skipped),
+        epochs_skipped=len(history.skipped_epochs),
         measured_on=VALIDATION if history.validations else TRAINING,
-        warm_up=None if history.warm_up is None else WarmUpFigure.of(history.warm_up),
-        **{key: Figure.of(entry) for key, entry in measured.items() if entry is not None},
-        **{key: Figure.of(entry) for key, entries in ends.items() for entry in entries},
-        is_measured=not trained or any(entry.epoch >= trained[-1].epoch for entry in validated),
+        warm_up=None if history.warm_up is None else WarmUpFigure.from_entry(history.warm_up),
+        **{key: Figure.from_entry(entry) for key, entry in measured.items() if entry is not None},
+        **{key: Figure.from_entry(entry) for key, entries in ends.items() for entry in entries},
+        is_measured=not trained or any(entry.epoch >= trained[-1].epoch for entry in scored),
         best_version=best_version(history),
         last_version=last_version(history),
         warnings=alarm_sentences(history),
@@ -255,7 +255,7 @@ def summary_in(by_target: Mapping[str | None, History], run_id: str, num_epochs:
     if None in by_target:
         return summarize(by_target[None], num_epochs)
     targets = {str(name): summarize(history, num_epochs) for name, history in by_target.items()}
-    trained = {entry.epoch for history in by_target.values() for entry in history.trained}
+    trained = {entry.epoch for history in by_target.values() for entry in history.trained_epochs}
     skipped = {entry.epoch for history in by_target.values() for entry in history.epochs} - trained
     own = targets.items()
     return Summary(

@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from etude.core.errors import RequestError, StoreError
 from etude.core.json_text import json_facts
-from etude.core.secrets import masked
+from etude.core.secrets import mask_secrets
 
 WEIGHTS_FILE = "trained.safetensors"
 """The file of the tensors that training changes, by parameter name. Versions are restored from it."""
@@ -42,7 +42,7 @@ def write_atomically(path: Path, text: str, *, exact: bool = False) -> None:
     UTF-8 lacks, is written as `\\ud800`, as in JSON.
     """
     with open_draft(path) as draft, open_private(draft, "w") as file:
-        file.write(text if exact else masked(text))
+        file.write(text if exact else mask_secrets(text))
 
 
 def private_folder(path: Path) -> Path:
@@ -69,7 +69,7 @@ def open_private(path: Path, mode: str) -> IO[Any]:
 
 def append_json_line(path: Path, facts: Mapping[str, Any]) -> None:
     """Append facts as a line of JSON, with secrets masked. Raises StoreError."""
-    line = masked(json.dumps(json_facts(facts), ensure_ascii=False))
+    line = mask_secrets(json.dumps(json_facts(facts), ensure_ascii=False))
     try:
         private_folder(path.parent)
         with open_private(path, "a+b") as file:
@@ -249,13 +249,13 @@ def _read_digests(folder: Path) -> dict[str, str]:
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
-        missing = _shown(path) if folder.is_dir() else folder.name
+        missing = _short_path(path) if folder.is_dir() else folder.name
         raise DamagedError(folder, f"{missing} is missing") from None
     except OSError as error:
-        raise DamagedError(folder, f"{_shown(path)} cannot be read ({error.strerror})") from error
+        raise DamagedError(folder, f"{_short_path(path)} cannot be read ({error.strerror})") from error
     known = _parse_digests(text)
     if not known or _format_digests(known) != text:
-        raise DamagedError(folder, f"{_shown(path)} is not what was written")
+        raise DamagedError(folder, f"{_short_path(path)} is not what was written")
     return known
 
 
@@ -263,17 +263,17 @@ def _damage(path: Path, expected: str | None) -> str | None:
     try:
         digest, size = _digest(path), path.stat().st_size
     except FileNotFoundError:
-        return f"{_shown(path)} is missing"
+        return f"{_short_path(path)} is missing"
     except OSError as error:
-        return f"{_shown(path)} cannot be read ({error.strerror})"
+        return f"{_short_path(path)} cannot be read ({error.strerror})"
     if expected is None:
-        return f"{_shown(path)} is not in {SUMS}"
+        return f"{_short_path(path)} is not in {SUMS}"
     if digest == expected:
         return None
-    return f"{_shown(path)} is not what was written" if size else f"{_shown(path)} is empty"
+    return f"{_short_path(path)} is not what was written" if size else f"{_short_path(path)} is empty"
 
 
-def _shown(path: Path) -> str:
+def _short_path(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
 

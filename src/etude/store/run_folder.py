@@ -108,12 +108,12 @@ class RunFolder:
             files[CONFIG], first[CONFIG_STEP] = config_copy(config), config
         if request is not None:
             first[REQUEST_STEP] = request
-        return cls._locked(path, files, first)
+        return cls._open_locked(path, files, first)
 
     @classmethod
     def open(cls, path: Path | str) -> RunFolder:
         """Open an existing run folder to continue the run, and lock it. Raises RequestError, StoreError."""
-        return cls._locked(_existing(path))
+        return cls._open_locked(_existing(path))
 
     @classmethod
     def read(cls, path: Path | str) -> RunFolder:
@@ -122,7 +122,7 @@ class RunFolder:
         return cls(path, Journal(path / DATABASE, read_only=True), None)
 
     @classmethod
-    def _locked(
+    def _open_locked(
         cls, path: Path, files: Mapping[str, str] | None = None, first: Mapping[str, Any] | None = None
     ) -> RunFolder:
         lock = RunLock(path / LOCK)

@@ -103,7 +103,7 @@ def data(value: Any) -> str:
     return json.dumps(finite(asdict(value)), separators=(",", ":"), allow_nan=False)
 
 
-def shown(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format an agent's input or output: text as it is, anything else as JSON over several lines."""
     return value if isinstance(value, str) else json.dumps(jsonable(value), indent=1, ensure_ascii=False)
 
@@ -113,7 +113,7 @@ def agent(function: str) -> str:
     return "the workflow" if function == WORKFLOW else function
 
 
-def asked(inputs: Mapping[str, Any], most: int = 160) -> str:
+def question_line(inputs: Mapping[str, Any], most: int = 160) -> str:
     """Return an example's question in one line: its first input if that is text, or else all inputs."""
     first = first_question(inputs)
     return in_one_line(first if isinstance(first, str) else dict(inputs), most)
@@ -133,7 +133,7 @@ _TEMPLATES = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_FILTERS = (agent, ago, asked, data, in_one_line, number, percent, shown)
+_FILTERS = (agent, ago, question_line, data, in_one_line, number, percent, format_value)
 _TEMPLATES.filters |= {each.__name__: each for each in _FILTERS} | {"seconds": shown_seconds}
 _TEMPLATES.globals |= {"level": level, "url": url}
 

@@ -129,7 +129,7 @@ class Choice(BaseModel):
         """The tokens with logprobs; None if the endpoint does not give them."""
         return None if self.logprobs is None else self.logprobs.content
 
-    def sampled(self) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
+    def sampled_tokens(self) -> tuple[tuple[int, ...] | None, tuple[float, ...] | None]:
         """Return the sampled tokens' ids and logprobs, each None if the endpoint does not give it."""
         ids, tokens = self.token_ids, self.tokens
         if tokens is None:
@@ -224,7 +224,7 @@ def parse_completion(data: bytes, model_version: int = 0, *, top: int = 0) -> Co
         raise Refusal("the endpoint's content filter cut the answer", cause="content_filter", impossible=True)
     if reason in ("abort", "error"):
         raise Retryable(f"the endpoint gave up on the answer (finish_reason {reason!r})")
-    ids, logprobs = choice.sampled()
+    ids, logprobs = choice.sampled_tokens()
     texts = tuple([each.get("token", "") for each in choice.tokens or ()]) if ids is None else ()
     usual = "tool_calls" if choice.message.tool_calls else "stop"
     return Completion(
@@ -273,7 +273,7 @@ def request_fields(
     """
     sampling = request.sampling
     asked: dict[str, Any] = (
-        {"messages": [_sent(message, thinking) for message in request.messages]}
+        {"messages": [_message_to_send(message, thinking) for message in request.messages]}
         if request.prompt is None
         else {"prompt": request.prompt}
     )
@@ -319,7 +319,7 @@ def request_fields(
 
 def sampling_fields(sampling: Sampling) -> dict[str, Any]:
     """Return parameters beyond temperature, top_p and length that differ from their defaults, as vLLM's."""
-    changed = sampling.changed()
+    changed = sampling.non_defaults()
     fields = {name: changed[name] for name in (*_PENALTIES, *_PLAIN) if name in changed}
     if sampling.logit_bias:
         fields["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
@@ -335,7 +335,7 @@ def sampling_fields(sampling: Sampling) -> dict[str, Any]:
     return fields
 
 
-def _sent(message: Message, thinking: str | None) -> Message:
+def _message_to_send(message: Message, thinking: str | None) -> Message:
     if "reasoning_content" not in message or thinking == "reasoning_content":
         return message
     sent = {name: value for name, value in message.items() if name != "reasoning_content"}

@@ -177,7 +177,7 @@ class Gateway:
         if isinstance(first, Exception):
             raise first
 
-        async def sent() -> AsyncIterator[bytes]:
+        async def send_events() -> AsyncIterator[bytes]:
             try:
                 async for event in _events(dialect, asked, first, news):
                     yield event
@@ -186,7 +186,7 @@ class Gateway:
                     sampling.cancel()
 
         headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-        return StreamingResponse(sent(), headers=headers, media_type="text/event-stream")
+        return StreamingResponse(send_events(), headers=headers, media_type="text/event-stream")
 
 
 _News: TypeAlias = tuple[int, AnswerHeader, Delta] | Exception | None

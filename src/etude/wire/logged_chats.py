@@ -23,7 +23,7 @@ from etude.config.component import DatasetConfig
 from etude.config.data_files import read_json_list, read_jsonl, read_parquet
 from etude.config.registry import register_dataset
 from etude.core.call import Call, ChatRequest, Completion
-from etude.core.conversion import written
+from etude.core.conversion import plain_text
 from etude.core.episode import WORKFLOW, EpisodeRecord, Event, Example, LoggedExample
 from etude.core.errors import DatasetError, RequestError
 from etude.core.evaluation import LARGEST_SCORE
@@ -234,7 +234,7 @@ def chat_episodes(chats: Sequence[Chat], hold_out: float) -> Iterator[EpisodeRec
             generation=generation,
             calls=calls,
             events=tuple(Event("score", len(calls) - 1, v, "", score) for score, v in chat.scores.items()),
-            output=None if last is None else written(last.message),
+            output=None if last is None else plain_text(last.message),
         )
 
 
@@ -305,7 +305,7 @@ class LoggedDataset:
 
 
 @register_dataset(config_type=LoggedConfig)
-async def logged(config: LoggedConfig, builder: Builder) -> AsyncIterator[LoggedDataset]:
+async def open_logged_dataset(config: LoggedConfig, builder: Builder) -> AsyncIterator[LoggedDataset]:
     """Open the dataset. Raises RequestError if there is no such run."""
     with RunFolder.read(find_run(str(config.run), Path("runs"))) as run:
         yield LoggedDataset(config, run)

@@ -146,7 +146,7 @@ async def open_game(
     state = None if seed is None else random.Random(seed).getstate()
 
     async def call(what: str, fn: Callable[[], Any]) -> Any:
-        def locked() -> Any:
+        def call_locked() -> Any:
             nonlocal state
             with lock:
                 if state is None:
@@ -159,7 +159,7 @@ async def open_game(
                     state = random.getstate()
                     random.setstate(before)
 
-        return await call_with_timeout(f"{name}: {what}", locked)
+        return await call_with_timeout(f"{name}: {what}", call_locked)
 
     env = await call("making it", make)
     try:
@@ -278,11 +278,11 @@ class GymGame:
 
             def reset() -> str:
                 observation, _ = env.reset(seed=seed, options=options)
-                return self._shown(env, observation)
+                return self._show_observation(env, observation)
 
             def step(action: Any) -> tuple[str, Any, bool]:
                 observation, reward, terminated, truncated, _ = env.step(action)
-                return self._shown(env, observation), reward, bool(terminated or truncated)
+                return self._show_observation(env, observation), reward, bool(terminated or truncated)
 
             read = choose_reader(config.action, getattr(env, "action_space", None))
             asked = shown = await call("reset()", reset)
@@ -303,7 +303,7 @@ class GymGame:
                 course.earn(WORKFLOW, reward)
         return course.record(episode)
 
-    def _shown(self, env: Any, observation: Any) -> str:
+    def _show_observation(self, env: Any, observation: Any) -> str:
         """Return an observation as text. Runs in the environment's thread, because it may render."""
         if self.observation is not None:
             return str(self.observation(observation, env))
@@ -460,7 +460,7 @@ class TextArenaGame:
                     raise EpisodeError(
                         f"{config.id}: it asked player {seat}, and `seats` has {len(players)} models"
                     )
-                text = await players[seat].answer(episode, self._shown(seat, observation))
+                text = await players[seat].answer(episode, self._show_messages(seat, observation))
                 course.turns += 1
                 over, _ = await call("step()", partial(env.step, action=text))
             rewards, info = await call("close()", env.close)
@@ -469,7 +469,7 @@ class TextArenaGame:
                 course.invalid[player.name] += bool((info.get(seat) or {}).get("invalid_move"))
         return course.record(episode)
 
-    def _shown(self, seat: int, observation: Any) -> str:
+    def _show_messages(self, seat: int, observation: Any) -> str:
         """Return the messages and events since a player's last turn."""
         if isinstance(observation, str):
             return observation.strip()
