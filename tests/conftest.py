@@ -7,6 +7,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -49,6 +50,14 @@ os.environ.pop("COLUMNS", None)
 # A program that is started in the background may ignore Ctrl-C, and its children inherit that:
 # tests that press Ctrl-C on a child would wait for ever.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Any:
+    """A run whose parts a test may replace."""
+    from tests.training import Run  # Here, because most tests train nothing.
+
+    return Run(tmp_path / "run")
 
 
 @pytest.fixture(autouse=True)

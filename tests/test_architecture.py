@@ -58,8 +58,8 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_680,
-    "modules": 250,
+    "lines of source": 54_652,
+    "modules": 248,
     "lines of tests": 44_481,
     "benchmark files": 12,
     "config keys": 306,

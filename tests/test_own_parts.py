@@ -36,11 +36,6 @@ STALE = {"caching", "replaying"}
 OWN_TRAINERS = ["guide", "one loop", "same epoch"]
 
 
-@pytest.fixture
-def run(tmp_path):
-    return Run(tmp_path / "run")
-
-
 def use(run: Run, builder: str, trainer: str | type[guide.GuideTrainer]) -> Run:
     """Parts by name, or a trainer of the test's own."""
     run.builder = BUILDERS[builder]()

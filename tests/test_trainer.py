@@ -14,12 +14,7 @@ from etude.core.errors import JobStillRunning, RequestError, TrainingError
 from etude.core.job import TrainingStatusEnum
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from tests.support import ScriptedEngine
-from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt, version
-
-
-@pytest.fixture
-def run(tmp_path):
-    return Run(tmp_path / "run")
+from tests.training import FakeAdapter, Interrupted, examples, interrupt, version
 
 
 def ending_as(status, message=None):

@@ -14,18 +14,13 @@ from etude.config import registry
 from etude.config.builder import Builder
 from etude.config.load import parse_config
 from etude.core.errors import ErrorBudgetExceeded, EtudeError, RequestError
+from etude.core.interfaces import WrongReturnError
 from etude.core.job import TrainingStatusEnum
-from etude.core.return_checks import WrongReturnError
 from etude.loop.trainer import EpochTrainerConfig
 from etude.store.histories import read_histories
 from tests import guide_parts as guide
 from tests.support import ScriptedEngine
-from tests.training import FakeAdapter, Run, correct, examples, play
-
-
-@pytest.fixture
-def run(tmp_path):
-    return Run(tmp_path / "run")
+from tests.training import FakeAdapter, correct, examples, play
 
 
 def returning(base: type, name: str, value: Any) -> Any:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from etude.algorithms.algorithm import Algorithm as Algorithm
     from etude.algorithms.algorithm import OfGradient as OfGradient
+    from etude.algorithms.collecting import TrajectoryBuilder as TrajectoryBuilder
     from etude.algorithms.distillation import Distillation as Distillation
     from etude.algorithms.dpo import Dpo as Dpo
     from etude.algorithms.dpo import Malt as Malt
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from etude.algorithms.grpo import Rloo as Rloo
     from etude.algorithms.imitation import ExpertIteration as ExpertIteration
     from etude.algorithms.imitation import Supervised as Supervised
-    from etude.algorithms.trajectory_builder import TrajectoryBuilder as TrajectoryBuilder
     from etude.backends.openai_api import TrainingJobNotFoundClientError as TrainingJobNotFoundClientError
     from etude.backends.state_folders import JobNameTakenError as JobNameTakenError
     from etude.backends.trainer_adapter import Capabilities as Capabilities

@@ -13,7 +13,7 @@ from etude.config.schema import Config
 from etude.core.episode import Example
 from etude.core.errors import RequestError
 from etude.core.history import History
-from etude.core.interfaces import Engine, Progress
+from etude.core.interfaces import Engine, Progress, ProgressSums
 from etude.core.json_text import require_limits
 from etude.core.keys import content_hash
 from etude.engines.ledger import Ledger, within_budget
@@ -22,7 +22,7 @@ from etude.engines.meter import MeteredEngine
 from etude.models.source import keep_base
 from etude.processes.pool import Cluster, open_runner
 from etude.processes.shipping import build_collector, build_evaluators, target_model
-from etude.processes.status import Parts, ProgressSums, Watchdog, publish_status
+from etude.processes.status import Parts, Watchdog, publish_status
 from etude.rollout.evaluation import Evaluation, EvaluationRun
 from etude.store.backup import back_up
 from etude.store.episodes import encode_example, example_digest, stored_episodes

@@ -16,7 +16,7 @@ from etude.algorithms.samples import ScoredEpisode, Tally, targeted_calls
 from etude.core.conversion import TrajectoryCollection
 from etude.core.episode import Event
 from etude.core.errors import RequestError, TrainingError
-from etude.core.return_checks import WrongReturnError
+from etude.core.interfaces import WrongReturnError
 from etude.core.sample import Sample, Turn
 from etude.server.job_request import job_algorithm, resolve_hyperparameters
 from tests.algorithms.scripted_episodes import conversation, episode

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -13,38 +11,40 @@ from hypothesis import strategies as st
 
 from etude.core.call import ChatRequest, Delta, Sampling
 from etude.engines.answer import AnswerStream, parse_message
+from etude.models.answer_parsing import Answer
 
 ADD = {"type": "function", "function": {"name": "add"}}
 STOP = 0
 
 
 class Letters:
-    """A template of a family that thinks in tags and calls tools in tags; a token is a character."""
+    """A template, and the reader of a family that thinks in tags and calls tools in tags; a token is a
+    character."""
+
+    stop_ids = frozenset({STOP})
+
+    def __init__(self) -> None:
+        self.rendering = self.reader = self
+
+    def family(self, options: Any) -> Letters:
+        return self
 
     def decode(self, ids: Any) -> str:
         return "".join(map(chr, ids))
 
-    def parse(self, text: str, tools: Any, *, prompt_ids: Any = (), **_: Any) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant"}
+    def encode(self, texts: Any) -> list[tuple[int, ...]]:
+        return [tuple(map(ord, text)) for text in texts]
+
+    def read(self, prompt_ids: Any, ids: Any, tools: Any) -> Answer:
+        text, thinking = self.decode(ids), ""
         if self.decode(prompt_ids).endswith("<think>"):
             text = f"<think>{text}"
         if match := re.match(r"<think>(.*?)</think>\s*", text, re.DOTALL):
-            message["reasoning_content"], text = match.group(1).strip(), text[match.end() :]
-        calls = (
-            [json.loads(call) for call in re.findall(r"<tool_call>(\{.*?\})</tool_call>", text)]
-            if tools
-            else []
-        )
+            thinking, text = match.group(1).strip(), text[match.end() :]
+        calls = re.findall(r"<tool_call>\{.*?\}</tool_call>", text) if tools else []
         if calls:
             text = re.sub(r"<tool_call>.*?</tool_call>", "", text).strip()
-            message["tool_calls"] = [{"id": "c", "function": call} for call in calls]
-        return message | {"content": text}
-
-
-@dataclass
-class Codec:
-    template: Letters = field(default_factory=Letters)
-    stop_ids: frozenset[int] = frozenset({STOP})
+        return Answer(text, thinking, tuple((call, "") for call in calls))
 
 
 def stream_pieces(text: str, request: ChatRequest, prompt: str = "") -> tuple[list[Delta], dict[str, Any]]:
@@ -54,13 +54,13 @@ def stream_pieces(text: str, request: ChatRequest, prompt: str = "") -> tuple[li
     asked = ChatRequest(
         request.messages, request.tools, request.sampling, prompt=request.prompt, on_delta=heard.append
     )
-    codec: Any = Codec()
-    stream = AnswerStream(codec, asked, ids)
+    template: Any = Letters()
+    stream = AnswerStream(template, asked, ids)
     for token in [*map(ord, text), STOP]:
         stream.add(Delta(ids=(token,), logprobs=(-1.0,)))
     stops = request.sampling.stop
     cut = min([text.index(stop) for stop in stops if stop in text], default=len(text))
-    return heard, parse_message(codec, asked, text[:cut], ids)
+    return heard, parse_message(template, asked, text[:cut], ids)
 
 
 PARTS = ["So ", "3", " ", "\n", "<", "<b>", "[1]", "{", "think", "<think>", "</think>", "é"]

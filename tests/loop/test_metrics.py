@@ -5,6 +5,7 @@ import pytest
 from etude.core.conversion import TrajectoryCollection
 from etude.core.episode import EpisodeRecord, Example
 from etude.core.evaluation import EvalInput, EvalInputItem, EvalOutput, EvalOutputItem, EvaluationRunOutput
+from etude.core.interfaces import ProgressSums
 from etude.core.stats import estimate
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 from etude.loop.evaluation import item_rows
@@ -18,7 +19,6 @@ from etude.loop.metrics import (
     validation_metrics,
 )
 from etude.loop.recording_wrappers import SharedProgress
-from etude.processes.status import ProgressSums
 from etude.store.figures import summarize
 from tests.show.histories import history
 

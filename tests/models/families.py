@@ -18,6 +18,7 @@ from typing import Any
 from etude.core.call import Call, ChatRequest, Completion
 from etude.core.errors import EngineError
 from etude.core.message import Message, Tool
+from etude.engines.answer import parse_message
 from etude.models.family import probed_turn, written_answers, written_turn
 from etude.models.rendering import MORE, PROBES, QUESTION, RESULT, TOOL
 from etude.models.template import ChatTemplate
@@ -235,7 +236,7 @@ def _round_trips(template: ChatTemplate, kinds: Iterable[str], thought: str, cal
         prompt, ids = template.prompt(request).ids, written_ids(template, request, answer)
     except EngineError:
         return False
-    read = template.parse(template.decode(ids[:-1]), request.tools, ids=ids, prompt_ids=prompt)
+    read = parse_message(template, request, template.decode(ids[:-1]), prompt, ids)
     found = [json.loads(call["function"]["arguments"]) for call in read.get("tool_calls") or ()]
     is_same = json.dumps(found, sort_keys=True) == json.dumps([arguments] * calls, sort_keys=True)
     return is_same and read.get("reasoning_content", "") == thought

@@ -10,6 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from etude.core.call import ChatRequest
+from etude.engines.answer import parse_message
 from etude.models.answer_parsing import (
     SYNTAXES,
     TemplateReader,
@@ -24,9 +26,10 @@ from tests.support import drawn
 TAGGED = '<tool_call>{"name": "calculator", "arguments": {"a": 1}}</tool_call>'
 
 
-def parse(text, tools=(CALCULATOR,), first_call=0):
-    words = tokenizer()
-    return ChatTemplate(words, frozenset({words.eos_token_id})).parse(text, tools, first_call=first_call)
+def parse(text, calls_before=0):
+    words, made = tokenizer(), {"role": "assistant", "tool_calls": [call("calculator", {})] * calls_before}
+    template = ChatTemplate(words, frozenset({words.eos_token_id}))
+    return parse_message(template, ChatRequest((made,), (CALCULATOR,)), text, ())
 
 
 def call(name, arguments, number=0):
@@ -46,7 +49,7 @@ def test_text_without_a_mark_is_what_the_parser_makes_of_it(syntax, text):
 
 
 def test_several_calls_and_text_are_kept_apart_and_calls_are_numbered_through_the_conversation():
-    found = parse(f"let me see {TAGGED}\n{TAGGED.replace('1', '2')}", first_call=3)
+    found = parse(f"let me see {TAGGED}\n{TAGGED.replace('1', '2')}", calls_before=3)
     assert found["content"] == "let me see"
     assert found["tool_calls"] == [call("calculator", {"a": 1}, 3), call("calculator", {"a": 2}, 4)]
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EngineError, ImpossibleCall
+from etude.engines.answer import parse_message
 from etude.models.rendering import PROBES, QUESTION, RESULT, TOOL
 from tests.models import families
 from tests.models.families import FAMILIES, VALUES, Shape, played, template, written_ids, written_kinds
@@ -40,8 +41,8 @@ def cut(name, kind, tools=(TOOL,)):
 
 def read(name, prompt_ids, ids, tools=(TOOL,)):
     of = template(name)
-    whole = of.decode(ids[:-1] if ids and ids[-1] in of._stop_ids else ids)
-    return of.parse(whole, list(tools), ids=ids, prompt_ids=prompt_ids)
+    whole = of.decode(ids[:-1] if ids and ids[-1] in of.stop_ids else ids)
+    return parse_message(of, ChatRequest((), tuple(tools)), whole, prompt_ids, ids)
 
 
 @EACH

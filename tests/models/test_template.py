@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EngineError, RequestError
+from etude.engines.answer import parse_message
 from etude.models.template import ChatTemplate
 from tests.models.tiny_models import CALCULATOR, CHATML, FORGETFUL, SEALED, answered, said, tokenizer, user
 from tests.support import drawn
@@ -43,7 +44,7 @@ def turn(template, style, messages, reply, *, earlier=(), tools=(), cut=False):
     request = ChatRequest(tuple(messages), tuple(tools), earlier=tuple(earlier))
     prompt = template.prompt(request)
     ids = clumsy(style, reply) + (() if cut else (end_token(style),))
-    message = template.parse(reply, tools)
+    message = parse_message(template, request, reply, prompt.ids)
     return prompt, answered(request, Completion(message, prompt_ids=prompt.ids, completion_ids=ids))
 
 

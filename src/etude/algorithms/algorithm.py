@@ -25,8 +25,8 @@ from etude.config.registry import register_trajectory_builder
 from etude.core.conversion import Encoder, TrainingUnit, learning_units
 from etude.core.data_model import first_fault, number
 from etude.core.errors import EtudeError, RequestError, TrainingError, alternatives
+from etude.core.interfaces import wrap_implementations
 from etude.core.job import Skipped
-from etude.core.return_checks import wrap_implementations
 from etude.core.sample import Kind, Sample, SampleOrPair
 from etude.core.trajectory import Method
 
@@ -256,6 +256,12 @@ def load_algorithms(paths: Sequence[str]) -> None:
 def make_algorithm(name: Method, options: Mapping[str, Any] | None = None) -> Algorithm:
     """Create an algorithm by name. Raises RequestError for an unknown name or invalid options."""
     return _validate(algorithm_type(name), name, options or {})
+
+
+def find_algorithm(method: Method, own: Algorithm | None) -> Algorithm:
+    """Return a run's own algorithm if `method` names it, else the named one with its defaults. Raises
+    RequestError for an unknown name."""
+    return own if own is not None and own.type_name == method else make_algorithm(method)
 
 
 def _validate(algorithm: type[A], name: str, options: Mapping[str, Any]) -> A:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ValidationError
 
-from etude.algorithms.algorithm import Algorithm, changed_options, find_same_loss, read_groups
+from etude.algorithms.algorithm import Algorithm, changed_options, find_algorithm, find_same_loss, read_groups
 from etude.backends.openai_api import JobsConfig, connect, run_key
 from etude.backends.openai_jobs import OpenAiJobs
 from etude.backends.trainer_adapter import Capabilities, JobHyperparameters, trained_model
@@ -306,7 +306,7 @@ class LmServerAdapter(OpenAiJobs):
         Samples have their advantages if the server cannot compute them: for the latter, and with step
         rewards, since rows do not tell which agent answered. Raises CapabilityError if there is none.
         """
-        algorithm = self.find_algorithm(trajectories.method)
+        algorithm = find_algorithm(trajectories.method, self.algorithm)
         same = self._find_server_algorithm(algorithm)
         update: dict[str, Any] = {"method": same.type_name}
         if algorithm.kind == "samples":
@@ -319,7 +319,7 @@ class LmServerAdapter(OpenAiJobs):
 
     def reason_to_skip(self, trajectories: TrajectoryCollection, rows: int) -> Skipped | None:
         """As `OpenAiJobs`. A KL loss changes nothing by itself if its reference is the job's own start."""
-        algorithm = self.find_algorithm(trajectories.method)
+        algorithm = find_algorithm(trajectories.method, self.algorithm)
         if algorithm.kind != "samples":  # Other kinds may have texts, which the server tokenises.
             return None
         pulls_to_start = self.adapter_config.hyperparameters.get("reference") != "base"

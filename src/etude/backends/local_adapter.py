@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from etude.algorithms.algorithm import make_algorithm
+from etude.algorithms.algorithm import find_algorithm, make_algorithm
 from etude.backends.cluster_training import ClusterLearners, Learners
 from etude.backends.job_training import FinishedJob, Job, LocalLearner, learner_options, units_of_groups
 from etude.backends.state_folders import JobContent, StateFolders
@@ -131,7 +131,8 @@ class LocalAdapter(TrainerAdapter):
         name = trajectories.run_id
         ref = TrainingJobRef(run_id=name, backend="local")
         self._require_workplace()
-        algorithm, beta = self.find_algorithm(trajectories.method), self._hyperparameters.dpo_beta
+        algorithm = find_algorithm(trajectories.method, self.algorithm)
+        beta = self._hyperparameters.dpo_beta
         if algorithm.kind == "pairs" and beta is not None:
             algorithm = make_algorithm(algorithm.type_name, algorithm.gradient() | {"beta": beta})
         config = self.adapter_config.for_job(algorithm.kind, self._hyperparameters)

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import pydantic.dataclasses
 from pydantic import BaseModel, Field
 
-from etude.algorithms.algorithm import Algorithm, changed_options, data_kind, gradient_fields, make_algorithm
-from etude.algorithms.trajectory_builder import TrajectoryBuilder
+from etude.algorithms.algorithm import Algorithm, changed_options, data_kind, gradient_fields
+from etude.algorithms.collecting import TrajectoryBuilder
 from etude.config.component import CHANGEABLE, LlmConfig
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
 from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import CapabilityError
+from etude.core.interfaces import wrap_implementations
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-from etude.core.return_checks import wrap_implementations
 from etude.core.sample import Kind
 from etude.core.trajectory import Method
 from etude.engines.local import OpponentsConfig
@@ -145,12 +145,6 @@ class TrainerAdapter(ABC):
         """Prepare the backend. If that fails, raises an EtudeError that says what to do."""
         self.run_config = run_config
         self.adapter_config.reward = run_config.reward_function
-
-    def find_algorithm(self, method: Method) -> Algorithm:
-        """Return the run's algorithm if `method` names it, else the named one with its defaults. Raises
-        RequestError for an unknown name."""
-        own = self.algorithm
-        return own if own is not None and own.type_name == method else make_algorithm(method)
 
     def capabilities(self) -> Capabilities:
         """Return the backend's capabilities, also before `initialize`, so that a bad config costs nothing."""

@@ -8,7 +8,7 @@ under an alarm's name has this name as its type, and `alarms: off` turns all ala
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any, TypeAlias, get_args
@@ -20,7 +20,7 @@ from etude.config.component import AlarmConfig, ComponentConfig, Entries, Suppli
 from etude.config.document import Document, KeyPath, Override, holds, replace_at, set_at, value_at
 from etude.config.import_path import import_object, is_import_path
 from etude.config.key_types import KeyType, Problems, show_value
-from etude.config.registry import DATASET, KINDS, OTHER_DATASETS, VALIDATION, Kind, components_in
+from etude.config.registry import DATASET, KINDS, OTHER_DATASETS, VALIDATION, Kind
 from etude.config.schema import Config
 from etude.core.errors import EtudeError, RequestError, alternatives, nearest
 from etude.core.history import Action
@@ -37,6 +37,18 @@ FUNCTION_TYPES: dict[Kind, str] = {
     "trackers": "function",
 }
 """The types that take a plain Python function, under the key `function`."""
+
+
+def components_in(data: dict[str, Any]) -> Iterator[tuple[KeyPath, Kind]]:
+    """Yield each component's path and kind."""
+    for kind, about in KINDS.items():
+        for place in about.places:
+            value = value_at(data, place)
+            if about.is_single:
+                yield from [(place, kind)] if value is not None else []
+            elif isinstance(value, list if kind == "trackers" else dict):
+                keys = list(value) if isinstance(value, dict) else range(len(value))
+                yield from (((*place, key), kind) for key in keys)
 
 
 def build_components(data: dict[str, Any], problems: Problems, folders: Sequence[Path]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import SecretBytes, SecretStr, ValidationError
 
 from etude.config import registry
-from etude.config.assemble import build_components
+from etude.config.assemble import build_components, components_in
 from etude.config.component import ComponentConfig
 from etude.config.document import (
     Document,
@@ -32,7 +32,7 @@ from etude.config.document import (
 from etude.config.finetuning import SHIPPED
 from etude.config.import_path import import_object, is_import_path, make_importable
 from etude.config.key_types import KeyType, Problems, walk
-from etude.config.registry import DATASET, OTHER_DATASETS, components_in
+from etude.config.registry import DATASET, OTHER_DATASETS
 from etude.config.schema import SECTION_OF, Config
 from etude.core.errors import ConfigError, RequestError, nearest
 from etude.core.secrets import MASK, holds_secret, keep_secret, mask_secrets, secrets_in_address

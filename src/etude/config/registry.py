@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
@@ -23,7 +23,7 @@ from etude.config.component import (
     TrackerConfig,
     WorkflowConfig,
 )
-from etude.config.document import KeyPath, value_at
+from etude.config.document import KeyPath
 from etude.config.finetuning import TrainerAdapterConfig, TrainerConfig, TrajectoryBuilderConfig
 from etude.config.import_path import note_user_module, where_defined
 from etude.core.errors import RequestError, alternatives
@@ -43,18 +43,6 @@ OTHER_DATASETS: tuple[KeyPath, ...] = (("finetuning", "run_configuration", "data
 
 LIVE = "live"
 """For each kind, the type of a live object that a program passes, which no file can name."""
-
-
-def components_in(data: dict[str, Any]) -> Iterator[tuple[KeyPath, Kind]]:
-    """Yield each component's path and kind."""
-    for kind, about in KINDS.items():
-        for place in about.places:
-            value = value_at(data, place)
-            if about.is_single:
-                yield from [(place, kind)] if value is not None else []
-            elif isinstance(value, list if kind == "trackers" else dict):
-                keys = list(value) if isinstance(value, dict) else range(len(value))
-                yield from (((*place, key), kind) for key in keys)
 
 
 @dataclass(frozen=True, slots=True)

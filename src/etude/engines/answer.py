@@ -13,7 +13,7 @@ from etude.core.message import Message
 from etude.core.threads import call_off_loop
 from etude.models.answer_parsing import Decode
 from etude.models.grammar import FORM
-from etude.models.template import Prompt
+from etude.models.template import ChatTemplate, Prompt
 from etude.models.text_codec import constrained_sampling
 from etude.wire.dialect import unsent_text
 
@@ -71,7 +71,7 @@ async def sample_message(engine: TokenEngine, request: ChatRequest) -> Completio
     size = len(request.prompt or ()) + sum(len(str(part)) for part in (*request.messages, *request.tools))
     prompt, sampling = await call_off_loop(size, _prepare_request, codec, request)
     ids = prompt.ids
-    on_delta = None if request.on_delta is None else AnswerStream(codec, request, ids).add
+    on_delta = None if request.on_delta is None else AnswerStream(codec.template, request, ids).add
     try:
         completion = await engine.sample(replace(request, prompt=ids, sampling=sampling, on_delta=on_delta))
     except ImpossibleCall as error:
@@ -79,7 +79,7 @@ async def sample_message(engine: TokenEngine, request: ChatRequest) -> Completio
             error.param = "tools"  # The grammar came from the tools.
         raise
     message = parse_message(
-        codec, request, completion.message["content"], ids, completion.completion_ids or ()
+        codec.template, request, completion.message["content"], ids, completion.completion_ids or ()
     )
     # Tool calls that were cut off are `length`, as at endpoints.
     is_whole = completion.finish_reason == "stop"
@@ -124,16 +124,21 @@ def require_room(codec: TextCodec, ids: Sequence[int]) -> None:
 
 
 def parse_message(
-    codec: TextCodec, request: ChatRequest, text: str, prompt: Sequence[int], ids: Sequence[int] = ()
+    template: ChatTemplate, request: ChatRequest, text: str, prompt: Sequence[int], ids: Sequence[int] = ()
 ) -> Message:
-    """Parse sampled `text` of the tokens `ids` into the message that it means. Raises EngineError."""
+    """Parse sampled `text` into the message that it means. Raises EngineError.
+
+    `ids` are the sampled tokens after `prompt`. If they do not match the text, which a stop text may have
+    cut, the text is tokenised.
+    """
     if request.prompt is not None:
         return {"role": "assistant", "content": text}
-    first = sum(len(message.get("tool_calls") or ()) for message in request.messages)
+    sampled = tuple(ids[:-1] if ids and ids[-1] in template.stop_ids else ids)
+    if not sampled or template.rendering.decode(sampled) != text:
+        sampled = template.rendering.encode([text])[0]
     tools = () if request.tool_choice == "none" else request.tools
-    return codec.template.parse(
-        text, tools, ids=ids, prompt_ids=prompt, options=request.template_options, first_call=first
-    )
+    answer = template.family(request.template_options).reader.read(prompt, sampled, tools)
+    return answer.message(sum(len(message.get("tool_calls") or ()) for message in request.messages))
 
 
 class AnswerStream:
@@ -142,13 +147,13 @@ class AnswerStream:
     Text that may turn out to be a tool call or a thought is held back. The completion has all text.
     """
 
-    def __init__(self, codec: TextCodec, request: ChatRequest, ids: tuple[int, ...]) -> None:
+    def __init__(self, template: ChatTemplate, request: ChatRequest, ids: tuple[int, ...]) -> None:
         """`ids` are the prompt of the request, which has an `on_delta`."""
         assert request.on_delta is not None
         self._on_delta = request.on_delta
-        self._decode, self._stops = codec.template.decode, request.sampling.stop
-        self._stop_ids = codec.stop_ids.union(request.sampling.stop_token_ids)
-        self._codec, self._request, self._prompt_ids = codec, request, ids
+        self._decode, self._stops = template.decode, request.sampling.stop
+        self._stop_ids = template.stop_ids.union(request.sampling.stop_token_ids)
+        self._template, self._request, self._prompt_ids = template, request, ids
         self._has_tools = bool(request.tools) and request.tool_choice != "none"
         begun = self._decode(ids[-8:]).rstrip()
         self._is_thinking = request.prompt is None and begun.endswith(("think>", "THINK]"))
@@ -177,7 +182,7 @@ class AnswerStream:
         if self._request.prompt is not None:
             return text[len(self._content) :], ""
         try:
-            message = parse_message(self._codec, self._request, text, self._prompt_ids)
+            message = parse_message(self._template, self._request, text, self._prompt_ids)
         except EngineError:
             return "", ""  # The text is incomplete; later tokens may complete it.
         content, reasoning = message.get("content") or "", message.get("reasoning_content") or ""

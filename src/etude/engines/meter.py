@@ -15,9 +15,8 @@ from pydantic_core import to_json
 
 from etude.config.component import LlmConfig
 from etude.core.call import NO_USAGE, ChatRequest, Completion, Usage
-from etude.core.interfaces import Engine
+from etude.core.interfaces import Engine, check_return
 from etude.core.job import ModelVersion
-from etude.core.return_checks import check_return
 from etude.engines.local import OpponentsConfig
 from etude.wire.retries import count_retries, set_value
 

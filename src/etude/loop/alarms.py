@@ -20,7 +20,7 @@ from etude.config.import_path import where_raised
 from etude.config.registry import config_factory, register_alarm
 from etude.core.episode import cut_off_share
 from etude.core.history import AlarmEvent, Entry, ValidationEntry
-from etude.core.return_checks import wrap_implementations
+from etude.core.interfaces import wrap_implementations
 from etude.store.figures import with_rewards
 
 PAGE = "docs/when-it-does-not-learn.md"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from etude.algorithms.algorithm import data_kind
-from etude.algorithms.trajectory_builder import TrajectoryBuilder
+from etude.algorithms.collecting import TrajectoryBuilder
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import GroupFigures

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias
 
-from etude.algorithms.trajectory_builder import TrajectoryBuilder
+from etude.algorithms.collecting import TrajectoryBuilder
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneConfig, TrainerConfig
 from etude.core.conversion import TrajectoryCollection
 from etude.core.data_model import finite
 from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvaluationRunOutput
+from etude.core.interfaces import wrap_implementations
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
-from etude.core.return_checks import wrap_implementations
 from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.curriculum import apply_curriculum, initial_state, with_sets
 from etude.loop.metrics import reward_metrics, validation_metrics
@@ -27,7 +27,7 @@ Method: TypeAlias = Callable[..., Any]
 
 
 def _recorded_epoch(run_epoch: Method) -> Method:
-    """Wrap `run_epoch`: everything collected and submitted in it counts for the epoch.
+    """Wrap `run_epoch` of a followed trainer: everything collected and submitted in it counts for the epoch.
 
     Without a job, there was nothing to train on. If a trainer repeats a number, the epoch gets a new one.
     Raises RunStopped if an alarm has ended the run.
@@ -38,13 +38,10 @@ def _recorded_epoch(run_epoch: Method) -> Method:
         books = self._books
         if books is None or current_number("train") is not None:  # Outside of a run, or called by `super()`.
             return await run_epoch(self, epoch, *args, **kwargs)
-        number = epoch
-        if books.follows:
-            number, self._curriculum_facts = await books.begin(epoch), {}
+        number, self._curriculum_facts = await books.begin(epoch), {}
         with books.working_on(number):
             outcome = await run_epoch(self, epoch, *args, **kwargs)
-            if books.follows:
-                await books.end(number, outcome)
+            await books.end(number, outcome)
         return outcome
 
     return run_and_record
@@ -121,7 +118,8 @@ class Trainer(ABC):
         """Check each implementation against the interface, and record the methods in `_RECORDED`."""
         super().__init_subclass__(**kwargs)
         wrap_implementations(cls, Trainer)
-        for name in _RECORDED.keys() & vars(cls).keys():
+        names = _RECORDED.keys() & vars(cls).keys()
+        for name in names - {"run_epoch"} if cls.journals_epochs else names:
             setattr(cls, name, _RECORDED[name](vars(cls)[name]))
 
     def __init__(self, trainer_config: TrainerConfig, **kwargs: Any) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from etude.algorithms.algorithm import Algorithm, data_kind
-from etude.algorithms.trajectory_builder import TrajectoryBuilder
+from etude.algorithms.collecting import TrajectoryBuilder
 from etude.backends.state_folders import JobNameTakenError
 from etude.backends.trainer_adapter import TrainerAdapter, check_run
 from etude.config.builder import TargetBuilder
@@ -19,11 +19,10 @@ from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import EtudeError, RequestError, RunStopped, TrainingError
 from etude.core.evaluation import EvalOutputItem
-from etude.core.interfaces import Progress
+from etude.core.interfaces import Progress, WrongReturnError
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.json_text import json_facts
 from etude.core.records import JobDropped, JobEnded, Submission
-from etude.core.return_checks import WrongReturnError
 from etude.loop.bookkeeper import Bookkeeper, describe, end_run, require_trained
 from etude.loop.interface import Trainer
 from etude.loop.lifecycle import recover

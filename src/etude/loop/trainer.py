@@ -15,11 +15,10 @@ from etude.config.registry import config_factory, register_trainer
 from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import EtudeError
 from etude.core.history import History, ValidationEntry
-from etude.core.interfaces import Progress
+from etude.core.interfaces import Progress, WrongReturnError
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.json_text import json_facts
 from etude.core.records import JobDropped
-from etude.core.return_checks import WrongReturnError
 from etude.loop.bookkeeper import describe, end_run, record_failure, require_trained
 from etude.loop.curriculum import with_sets
 from etude.loop.interface import Trainer
@@ -100,7 +99,8 @@ async def submit_epoch(
             await member.prepare_epoch(epoch, run_id)
     jobs: list[tuple[EpochTrainer, TrainingJobRef]] = []
     for member in due:
-        job = await member.run_epoch(epoch, run_id)
+        with member.bookkeeper.working_on(epoch):
+            job = await member.run_epoch(epoch, run_id)
         if isinstance(job, TrainingJobRef):
             jobs.append((member, job))
         elif job is None and epoch in member.bookkeeper.jobs:

@@ -1,4 +1,4 @@
-"""The chat template: messages to tokens, and sampled tokens back to a message.
+"""The chat template: messages to tokens.
 
 A conversation's tokens are kept and extended. Only new messages are rendered and tokenised, so sampled
 tokens stay exactly as they were sampled.
@@ -81,7 +81,7 @@ class CallForm:
 
 
 class ChatTemplate:
-    """A tokenizer's chat template: renders prompts and parses answers."""
+    """A tokenizer's chat template: renders prompts and finished conversations."""
 
     def __init__(self, tokenizer: Any, stop_ids: frozenset[int]) -> None:
         """`tokenizer` is a `transformers` tokenizer, `stop_ids` the tokens that end an assistant's turn.
@@ -91,7 +91,7 @@ class ChatTemplate:
         self.tokenizer = tokenizer
         self.rendering = Rendering(tokenizer, stop_ids)
         self.decode = self.rendering.decode
-        self._stop_ids = stop_ids
+        self.stop_ids = stop_ids
         self._families = lru_cache(maxsize=32)(self._find_family)
 
     def family(self, options: Options | None = None) -> Family:
@@ -156,27 +156,6 @@ class ChatTemplate:
         """Return the token ids of an answer that was written, not sampled, with its end of turn."""
         return self.rendering.ids(text + self._end_of_turn)
 
-    def parse(
-        self,
-        text: str,
-        tools: Sequence[Tool],
-        *,
-        ids: Sequence[int] = (),
-        prompt_ids: Sequence[int] = (),
-        options: Options | None = None,
-        first_call: int = 0,
-    ) -> Message:
-        """Parse sampled text into an assistant message, with tool calls numbered from `first_call`.
-
-        `ids` are the sampled tokens after `prompt_ids`, under the template's `options`. If they do not match
-        the text, which a stop text may have cut, the text is tokenised.
-        """
-        sampled = tuple(ids[:-1] if ids and ids[-1] in self._stop_ids else ids)
-        if not sampled or self.rendering.decode(sampled) != text:
-            sampled = self.rendering.encode([text])[0]
-        reader = self.family(options).reader
-        return reader.read(prompt_ids, sampled, tools).message(first_call)
-
     @cached_property
     def call_form(self) -> CallForm | None:
         """How the template writes tool calls; None if it writes none, or their arguments are not JSON."""
@@ -230,7 +209,7 @@ class ChatTemplate:
         end = self.rendering.end_of_turn(asked, closed, longer)
         if end is None or not closed.startswith(asked):
             return None
-        if completion_ids[-1] not in self._stop_ids:
+        if completion_ids[-1] not in self.stop_ids:
             return prompt_ids + completion_ids + self.rendering.ids(longer[end[0] :])
         token, text = longer[slice(*end)], longer[end[1] :]
         if end[0] >= len(closed) and self.rendering.end_tokens[token] != completion_ids[-1]:

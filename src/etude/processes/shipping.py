@@ -11,12 +11,13 @@ from typing import Any
 
 from pydantic import SecretStr
 
+from etude.config.assemble import components_in
 from etude.config.builder import Builder
 from etude.config.document import KeyPath, copy_containers, join_path, replace_at, strings, value_at
 from etude.config.finetuning import FinetuneConfig
 from etude.config.key_types import KeyType, walk
 from etude.config.load import find_secrets, parse_config, portable_references, required_variables
-from etude.config.registry import KINDS, components_in
+from etude.config.registry import KINDS
 from etude.config.schema import Config
 from etude.core.call import Sampling
 from etude.core.episode import Example

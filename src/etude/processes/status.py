@@ -9,65 +9,23 @@ import asyncio
 import os
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from etude.config.schema import StallConfig
-from etude.core.episode import EpisodeRecord
 from etude.core.errors import StalledError, StoreError
-from etude.core.interfaces import Engine, Progress
+from etude.core.interfaces import Engine, ProgressSums
 from etude.core.secrets import mask_secrets
 from etude.core.stats import shown_seconds
 from etude.processes.pool import Cluster, RunnerPool
 from etude.rollout.collector import Collector
 from etude.store.files import open_draft
 from etude.store.run_folder import RunFolder
-from etude.store.status import STATUS, JournalStatus, ModelStatus, RunnerStatus, RunStatus, Team, Totals, Wait
+from etude.store.status import STATUS, JournalStatus, ModelStatus, RunnerStatus, RunStatus, Team, Wait
 
 _SECONDS = 1.0
-
-
-class ProgressSums(Progress):
-    """The sums of a run's events so far. Displays are subclasses that show them."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic, display: Progress | None = None) -> None:
-        """Pass each event on to `display`."""
-        self.clock = clock
-        self.started = clock()
-        self.epoch: int | None = None
-        """Counts from 1; None before the first epoch."""
-        self.num_epochs = 0
-        self.totals = Totals()
-        ProgressSums.phase(self, "starting")
-        self.display = display  # After the first phase, which is no event of a run.
-
-    def run_started(self, run_id: str, num_epochs: int, facts: Mapping[str, Any]) -> None:
-        self.num_epochs = num_epochs
-        super().run_started(run_id, num_epochs, facts)
-
-    def epoch_started(self, epoch: int, num_epochs: int) -> None:
-        self.epoch, self.num_epochs = epoch, num_epochs
-        super().epoch_started(epoch, num_epochs)
-
-    def phase(self, name: str, total: int | None = None) -> None:
-        self.phase_name, self.phase_total = name, total
-        self.phase_started = self.clock()
-        self.episodes = self.failures = self.tokens = 0
-        super().phase(name, total)
-
-    def episode_finished(self, episode: EpisodeRecord) -> None:
-        failed, tokens = episode.failure is not None, episode.usage.completion_tokens
-        self.episodes += 1
-        self.failures += failed
-        self.tokens += tokens
-        self.totals.finished += 1
-        self.totals.failed += failed
-        self.totals.calls += len(episode.calls)
-        self.totals.completion_tokens += tokens
-        super().episode_finished(episode)
 
 
 @dataclass(frozen=True)

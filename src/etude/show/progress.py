@@ -12,10 +12,9 @@ from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord
 from etude.core.evaluation import EvalOutputItem
 from etude.core.history import Score, ValidationEntry
-from etude.core.interfaces import Progress
+from etude.core.interfaces import Progress, ProgressSums
 from etude.core.stats import Distribution, shown_seconds
 from etude.engines.ledger import format_usd
-from etude.processes.status import ProgressSums
 from etude.store.figures import failed_counts
 
 

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, Field, ValidationError
 
+from etude.core.interfaces import Totals
 from etude.store.run_folder import LOCK, lock_holder
 
 STATUS = "status.json"
@@ -72,15 +73,6 @@ class Wait(BaseModel, frozen=True):
 
     what: str
     seconds: float
-
-
-class Totals(BaseModel):
-    """Counts since the head began. They include episodes read back from the journal."""
-
-    finished: int = 0
-    failed: int = 0
-    calls: int = 0
-    completion_tokens: int = 0
 
 
 class RunStatus(BaseModel, frozen=True):
