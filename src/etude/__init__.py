@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from etude.algorithms.algorithm import Algorithm as Algorithm
-    from etude.algorithms.algorithm import OfGradient as OfGradient
     from etude.algorithms.collecting import TrajectoryBuilder as TrajectoryBuilder
     from etude.algorithms.distillation import Distillation as Distillation
     from etude.algorithms.dpo import Dpo as Dpo

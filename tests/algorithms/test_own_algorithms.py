@@ -11,15 +11,24 @@ from openai import BadRequestError
 
 import etude
 from etude.algorithms.algorithm import find_same_loss, make_algorithm
+from etude.backends.cluster_training import ClusterLearners, ClusterOrder, Learners
+from etude.backends.job_training import Job
+from etude.backends.job_worker import JobFolder
+from etude.backends.state_folders import JobContent, StateFolders
+from etude.backends.trainer_adapter import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.config.load import parse_config
 from etude.core.conversion import to_sample
 from etude.core.errors import CapabilityError, ConfigError, RequestError, TrainingError
+from etude.core.job import ModelVersion
+from etude.server.job_request import job_algorithm, resolve_hyperparameters
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
 from tests.backends.lm_stand_in import LmStandIn
+from tests.backends.test_hyperparameters import hyperparameters_for
 from tests.backends.test_lm_server import compared
 from tests.backends.test_local import AGENT, make_project, run_config
+from tests.models.tiny_models import policy
 from tests.server.conftest import model  # noqa: F401
 from tests.server.data import create, dpo, grpo, upload, wait
 from tests.server.process import ServerProcess
@@ -102,6 +111,26 @@ async def test_a_server_that_does_not_know_an_advantage_gets_it_as_data(project)
     row = server.rows("ftjob-0")[0]
     sent = [one["turns"][0]["advantages"][0] for one in row["trajectories"]]
     assert sent == [values[0] for values in expected]
+
+
+async def test_a_job_anywhere_has_all_options_of_ones_own_algorithm(project, tmp_path):
+    config(PLAIN)
+    own = make_algorithm(PLAIN, {"floor": None, "num_generations": 3})
+    server, data = LmStandIn(), compared().model_copy(update={"method": PLAIN})
+    adapter = server.adapter()
+    adapter.algorithm, adapter._algorithms = own, (PLAIN,)
+    _, sent = adapter.prepare(data)
+    asked = hyperparameters_for(PLAIN, **sent)
+    values = resolve_hyperparameters(PLAIN, asked, 4, None, fine_tuned=False)
+    assert job_algorithm(PLAIN, values) == own
+
+    learners = Learners(None, 1, tmp_path, "cpu")
+    cluster = ClusterLearners(learners, policy(), StateFolders(tmp_path, "v", "version"), FinetuneConfig())
+    job = Job("job", own, LocalAdapterConfig(), data, [], JobContent(None, None, None), seed=0)
+    folder = JobFolder(tmp_path / "job-1")
+    cluster._prepare(folder, job, ModelVersion(number=0, location="", digest=""))
+    order = ClusterOrder.model_validate_json(folder.order.read_text())
+    assert type(own).model_validate(order.algorithm_options) == own
 
 
 async def test_a_server_that_has_no_such_loss_is_not_sent_another(project):

@@ -38,14 +38,13 @@ if TYPE_CHECKING:
 
 _ROUNDING = 1e-9
 """Advantages below this are rounding noise between equal rewards."""
-GRADIENT = "gradient"
-"""Marks an algorithm's option that concerns the gradient. Such options identify a job."""
+_COLLECTION = "collection"
 
 T = TypeVar("T")
 A = TypeVar("A", bound="Algorithm")
 
-OfGradient: TypeAlias = Annotated[T, GRADIENT]
-"""`clip_low: OfGradient[float] = Field(0.2, …)`. Options without the mark concern the collection."""
+OfCollection: TypeAlias = Annotated[T, _COLLECTION]
+"""Marks an option of a shipped algorithm that does not concern the gradient, so that no job has it."""
 
 
 class Algorithm(Collecting):
@@ -87,10 +86,6 @@ class Algorithm(Collecting):
     def objective(self) -> Algorithm:
         """Return the algorithm whose loss learns from the data: itself, or another one with its options."""
         return self
-
-    def gradient(self) -> dict[str, Any]:
-        """Return the gradient options as JSON."""
-        return self.model_dump(mode="json", include={*gradient_fields(type(self))})
 
     @property
     def skips_idle(self) -> bool:
@@ -216,8 +211,15 @@ def _no_loss(algorithm: Algorithm) -> RequestError:
 
 
 def gradient_fields(algorithm: type[Algorithm]) -> list[str]:
-    """Return the names of the gradient options."""
-    return [name for name, field in algorithm.model_fields.items() if GRADIENT in field.metadata]
+    """Return the names of the options that a job has. A user's own code may read any option."""
+    fields = algorithm.model_fields
+    if not algorithm.__module__.startswith("etude."):
+        return [*fields]
+    return [
+        name
+        for name, field in fields.items()
+        if name not in Collecting.model_fields and _COLLECTION not in field.metadata
+    ]
 
 
 def changed_options(algorithm: Algorithm, of: type[Algorithm] | None = None) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AliasChoices, Field, FiniteFloat
 
-from etude.algorithms.algorithm import Algorithm, OfGradient
+from etude.algorithms.algorithm import Algorithm, OfCollection
 from etude.algorithms.collecting import Need
 from etude.algorithms.plays import Choice, by_agent, find_choices
 from etude.algorithms.samples import Group, Tally, UnitGroup, is_play, make_pair, same_prompt
@@ -49,9 +49,9 @@ class Preferences(Algorithm, name=""):
     kind: ClassVar[Kind] = "pairs"
     loss_parts: ClassVar[tuple[str, ...]] = ("loss", "weight_factors", "pair_loss")
 
-    beta: OfGradient[FiniteFloat] = Field(0.1, gt=0)
+    beta: FiniteFloat = Field(0.1, gt=0)
     """Set how strongly preferences pull away from the reference."""
-    reference: OfGradient[Literal["sampler", "base"]] = "sampler"
+    reference: Literal["sampler", "base"] = "sampler"
     """Choose the reference: the policy that sampled the pairs, or the base model."""
 
     def choices(self, group: Group, tally: Tally) -> Iterator[Choice]:
@@ -93,12 +93,12 @@ class Preferences(Algorithm, name=""):
 class Dpo(Preferences, name="dpo"):
     """Pairs of episodes, or of answers to one prompt, for DPO."""
 
-    compare: Literal["episodes", "turns"] = "episodes"
+    compare: OfCollection[Literal["episodes", "turns"]] = "episodes"
     """Compare episodes of an example by their rewards, or answers to one prompt within an episode. In a
     protocol answers count by their value, elsewhere by the step reward after each."""
-    min_reward_diff: float = Field(default=0.01, gt=0)
+    min_reward_diff: OfCollection[float] = Field(default=0.01, gt=0)
     """Leave out pairs whose rewards differ by less. Ties are always left out."""
-    max_pairs_per_group: int | None = Field(default=None, ge=1)
+    max_pairs_per_group: OfCollection[int | None] = Field(default=None, ge=1)
     """Keep at most this many pairs of an example (with `compare: turns`, of a prompt): the clearest ones. 1
     keeps the best with the worst."""
 
@@ -183,7 +183,7 @@ class Malt(Preferences, name="malt"):
 
     def objective(self) -> Dpo:
         """Return `dpo` with the same options."""
-        return Dpo(**self.gradient())
+        return Dpo(beta=self.beta, reference=self.reference)
 
     @property
     def widths(self) -> Any:

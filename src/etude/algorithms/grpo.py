@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from etude.algorithms.algorithm import Algorithm, OfGradient
+from etude.algorithms.algorithm import Algorithm, OfCollection
 from etude.algorithms.collecting import Need
 from etude.algorithms.plays import answers_of_group
 from etude.algorithms.samples import Group, Tally, UnitGroup
@@ -58,33 +58,33 @@ class Grpo(Algorithm, name="grpo"):
     """`episode`: all agents have the episode's reward. `agent`: each agent of the model is compared with
     itself in other episodes, by its payoff in a protocol or its measured score "reward". `turn`: the same for
     each answer, by its earnings from then on, in plays that do not branch."""
-    drop_flat_groups: bool = True
+    drop_flat_groups: OfCollection[bool] = True
     """Leave out groups without an advantage, unless another term of the loss learns from them."""
-    variant: OfGradient[Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo"]] = "dapo"
+    variant: Literal["dapo", "grpo", "dr_grpo", "gspo", "cispo"] = "dapo"
     """Choose a named set of the options below. You can still change each of them."""
-    clip_low: OfGradient[float] = Field(0.2, gt=0, lt=1)
+    clip_low: float = Field(0.2, gt=0, lt=1)
     """ε_low: bounds the ratio to the weights at the job's start. That ratio is 1 in a job of one step."""
-    clip_high: OfGradient[FiniteFloat] = Field(0.28, gt=0)
+    clip_high: FiniteFloat = Field(0.28, gt=0)
     """ε_high: the upper bound of the same ratio (clip-higher, DAPO)."""
-    beta: OfGradient[FiniteFloat] = Field(0.0, ge=0)
+    beta: FiniteFloat = Field(0.0, ge=0)
     """Set the weight of the KL to the base model."""
-    entropy_bonus: OfGradient[FiniteFloat] = Field(0.0, ge=0)
+    entropy_bonus: FiniteFloat = Field(0.0, ge=0)
     """Set the weight η of the policy's entropy. Like `beta`, it also acts on groups without an advantage."""
-    aggregation: OfGradient[Literal["token", "sequence", "constant"]] = "token"
+    aggregation: Literal["token", "sequence", "constant"] = "token"
     """Average over all tokens (DAPO), per sequence (GRPO), or divide by a constant (Dr. GRPO)."""
-    constant_length: OfGradient[int] = Field(256, ge=1)
+    constant_length: int = Field(256, ge=1)
     """Set the constant of `aggregation: constant`, in tokens."""
-    ratio: OfGradient[Literal["token", "sequence"]] = "token"
+    ratio: Literal["token", "sequence"] = "token"
     """Use a ratio for each token, or one for the whole sequence (GSPO)."""
-    surrogate: OfGradient[Literal["clip", "cispo"]] = "clip"
+    surrogate: Literal["clip", "cispo"] = "clip"
     """Clip the ratio (PPO), or truncate it and keep every token's gradient (CISPO)."""
-    advantage_scale: OfGradient[Literal["std", "none"]] = "std"
+    advantage_scale: Literal["std", "none"] = "std"
     """Divide by the group's standard deviation (GRPO), or not (Dr. GRPO)."""
-    correction: OfGradient[Literal["none", "truncate", "mask"]] = "truncate"
+    correction: Literal["none", "truncate", "mask"] = "truncate"
     """Weight tokens that other weights or another engine sampled. `truncate`: bounded importance weights
     (truncated importance sampling, Yao et al., 2025). `mask`: 0 beyond the bound (Zheng et al., 2025).
     `none`: no weights; the clipped ratio is to the sampler's logprobs."""
-    correction_cap: OfGradient[FiniteFloat] = Field(2.0, ge=1)
+    correction_cap: FiniteFloat = Field(2.0, ge=1)
     """Set the upper bound of these importance weights."""
 
     @model_validator(mode="before")
@@ -250,13 +250,13 @@ class Rloo(Grpo, name="rloo"):
     tokens: `aggregation: constant` with a `constant_length` of 1. Ratios are clipped as in PPO.
     """
 
-    clip_high: OfGradient[FiniteFloat] = Field(0.2, gt=0)
+    clip_high: FiniteFloat = Field(0.2, gt=0)
     """ε_high: the upper bound of the clipped ratio."""
-    aggregation: OfGradient[Literal["token", "sequence", "constant"]] = "constant"
+    aggregation: Literal["token", "sequence", "constant"] = "constant"
     """Average over all tokens, per sequence, or divide by a constant."""
-    constant_length: OfGradient[int] = Field(1, ge=1)
+    constant_length: int = Field(1, ge=1)
     """Set the constant of `aggregation: constant`, in tokens."""
-    advantage_scale: OfGradient[Literal["std", "none"]] = "none"
+    advantage_scale: Literal["std", "none"] = "none"
     """Divide by the group's standard deviation, or not."""
 
     def compare(self, rewards: Sequence[float]) -> list[float]:
@@ -273,9 +273,9 @@ class ReinforcePP(Grpo, name="reinforce_pp"):
     several episodes for each example.
     """
 
-    baseline: OfGradient[bool] = False
+    baseline: bool = False
     """Subtract the group's mean before normalising."""
-    drop_flat_groups: bool = False
+    drop_flat_groups: OfCollection[bool] = False
     """Leave out groups in which no episode has an advantage over the others. Without a `baseline`, their
     episodes do have an advantage, over the batch."""
 

@@ -119,7 +119,7 @@ class ClusterLearners:
             config=job.config,
             options=learner_options(job.config, self.run),
             algorithm=f"{algorithm.__module__}:{algorithm.__qualname__}",
-            gradient=job.algorithm.gradient(),
+            algorithm_options=job.algorithm.model_dump(mode="json", exclude_unset=True),
             content=job.content,
             collection=job.collection,
         )
@@ -185,8 +185,7 @@ class ClusterOrder(JobOrder):
     options: LearnerOptions
     algorithm: str
     """The import path of the algorithm's class."""
-    gradient: dict[str, Any]
-    """The options of the algorithm's gradient."""
+    algorithm_options: dict[str, Any]
     content: JobContent
     collection: TrajectoryCollection
 
@@ -195,7 +194,7 @@ class ClusterOrder(JobOrder):
         # The algorithm's module may be a user's file in the current folder.
         load_entry_points()
         make_importable(Path.cwd())
-        algorithm: Algorithm = import_object(self.algorithm).model_validate(self.gradient)
+        algorithm: Algorithm = import_object(self.algorithm).model_validate(self.algorithm_options)
         versions, data = StateFolders(self.versions, "v", "version"), self.collection
         policy = self._policy(team)
         groups = units_of_groups(data.groups, algorithm, policy.template)

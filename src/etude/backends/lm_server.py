@@ -277,7 +277,6 @@ class LmServerAdapter(OpenAiJobs):
         # All algorithms that the server knows or has a loss for.
         return Capabilities(
             token_ids_for=frozenset({"samples"}),
-            measures=False,
             versions=True,
             from_base=True,
             samples_while_training=not self.adapter_config.free_engine,

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from etude.algorithms.algorithm import find_algorithm, make_algorithm
+from etude.algorithms.algorithm import find_algorithm, gradient_fields, make_algorithm
 from etude.backends.cluster_training import ClusterLearners, Learners
 from etude.backends.job_training import FinishedJob, Job, LocalLearner, learner_options, units_of_groups
 from etude.backends.state_folders import JobContent, StateFolders
@@ -134,12 +134,13 @@ class LocalAdapter(TrainerAdapter):
         algorithm = find_algorithm(trajectories.method, self.algorithm)
         beta = self._hyperparameters.dpo_beta
         if algorithm.kind == "pairs" and beta is not None:
-            algorithm = make_algorithm(algorithm.type_name, algorithm.gradient() | {"beta": beta})
+            options = algorithm.model_dump(mode="json", exclude_unset=True)
+            algorithm = make_algorithm(algorithm.type_name, options | {"beta": beta})
         config = self.adapter_config.for_job(algorithm.kind, self._hyperparameters)
         schedule = learner_options(self.adapter_config, self.run_config).schedule
         decides = {
             "config": config.model_dump(mode="json", exclude=_NO_MATTER),
-            "options": algorithm.gradient(),
+            "options": algorithm.model_dump(mode="json", include={*gradient_fields(type(algorithm))}),
             "epochs": None if config.lr_schedule == "constant" else schedule.trainings,
             "seed": self._seed,
         }

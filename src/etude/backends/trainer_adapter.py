@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 import pydantic.dataclasses
 from pydantic import BaseModel, Field
 
-from etude.algorithms.algorithm import Algorithm, changed_options, data_kind, gradient_fields
-from etude.algorithms.collecting import TrajectoryBuilder
+from etude.algorithms.algorithm import Algorithm, changed_options, data_kind
+from etude.algorithms.collecting import Collecting, TrajectoryBuilder
 from etude.config.component import CHANGEABLE, LlmConfig
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
 from etude.core.conversion import TrajectoryCollection
@@ -99,8 +99,6 @@ class Capabilities:
     stands for all algorithms that learn from such data, custom ones included."""
     options: frozenset[str] | None = None
     """The gradient options of algorithms that it accepts. None accepts all."""
-    measures: bool = True
-    """Whether it accepts options for which a learner in this process must measure something."""
     token_ids_for: frozenset[Method] = frozenset()
     """Algorithms or kinds that need the sampled token ids, and except for imitation their logprobs. Text is
     not enough for them."""
@@ -338,13 +336,10 @@ def _problems(
 ) -> Iterator[str]:
     algorithm = builder.trajectory_builder_config
     if isinstance(algorithm, Algorithm):
-        taken, shared = capabilities.options, gradient_fields(type(algorithm))
-        refused = [
-            f"{name}: {value}"
-            for name, value in changed_options(algorithm).items()
-            if (taken is not None and name not in taken) or (not capabilities.measures and name not in shared)
-        ]
-        if refused:
+        known = {*(capabilities.options or ()), *Collecting.model_fields}
+        changed = changed_options(algorithm.objective())
+        refused = [f"{name}: {value}" for name, value in changed.items() if name not in known]
+        if refused and capabilities.options is not None:
             yield f"cannot be given {', '.join(refused)} of '{algorithm.type_name}': leave it out"
     if block.warm_up and not {"supervised", "imitation"} & capabilities.methods:
         yield "cannot imitate transcripts: leave out 'finetuning.warm_up'"

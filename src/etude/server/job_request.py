@@ -58,8 +58,10 @@ class Hyperparameters(BaseModel, extra="allow"):
     lora_alpha: Auto | Positive | None = None
 
     def given_values(self) -> dict[str, Any]:
-        """Return the hyperparameters with a value other than `auto`."""
-        return {key: value for key, value in self.model_dump().items() if value not in (None, "auto")}
+        """Return the hyperparameters with a value other than `auto`. An algorithm's option may be null."""
+        extra = self.model_extra or {}
+        dump = self.model_dump().items()
+        return {key: value for key, value in dump if value != "auto" and (value is not None or key in extra)}
 
     def require_options(self, algorithm: type[Algorithm]) -> None:
         """Raise ValueError unless the extra values are gradient options of the algorithm.

@@ -9,7 +9,7 @@ import etude
 class PlainGradient(etude.Grpo):
     """Samples for REINFORCE without a ratio, whose logprobs may be bounded below."""
 
-    floor: etude.OfGradient[float] = Field(-50.0, le=0, description="Lower bound of a logprob.")
+    floor: float | None = Field(-50.0, le=0, description="Lower bound of a logprob.")
 
     def loss(self, logprobs_BT, batch):
         bounded_BT = torch.clamp(logprobs_BT, min=self.floor)
