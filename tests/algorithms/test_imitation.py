@@ -170,10 +170,16 @@ async def test_a_run_learns_from_a_teacher_in_this_process_and_asks_it_once(tmp_
     stranger.export(tmp_path / "stranger")
     other = config(teacher="expert")
     other.llms["expert"] = other.llms["expert"].model_copy(update={"model": "stranger"})
-    with RunFolder.create(tmp_path / "runs", "other") as run:
-        with pytest.raises(RequestError, match=r"'expert' .* tokenizer .* 'policy'"):
-            await train_in(other, run)
-        assert not [key for key, _ in run.journal.scan() if "/call/" in key], "before any is sampled"
+    served = config(teacher="expert")
+    served.llms["expert"] = OpenAiLlmConfig(
+        base_url="http://127.0.0.1:9/v1", model_name="x", provider="etude"
+    )
+    told = {r"'expert' .* tokenizer .* 'policy'": other, r"'expert' \(`etude serve`\) .* vLLM": served}
+    for index, (message, wrong) in enumerate(told.items()):
+        with RunFolder.create(tmp_path / "runs", f"other{index}") as run:
+            with pytest.raises(RequestError, match=message):
+                await train_in(wrong, run)
+            assert not [key for key, _ in run.journal.scan() if "/call/" in key], "before any is sampled"
     with RunFolder.create(tmp_path / "runs", "run") as run:
         outcome = await train_in(config(teacher="expert"), run)
         assert len({outcome.version(wish).chosen.version.digest for wish in ("v1", "v2")}) == 2

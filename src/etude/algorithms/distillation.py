@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, FiniteFloat
 
-from etude.algorithms.algorithm import OfGradient
+from etude.algorithms.algorithm import OfCollection
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.samples import UnitGroup
 from etude.config.component import LlmRef
@@ -35,11 +35,11 @@ class Distillation(Grpo, name="distillation"):
     plus log π_teacher - log π_sampled.
     """
 
-    teacher: LlmRef = "teacher"
+    teacher: OfCollection[LlmRef] = "teacher"
     """Name the entry of `llms` that teaches."""
-    reward_weight: OfGradient[FiniteFloat] = Field(0.0, ge=0)
+    reward_weight: FiniteFloat = Field(0.0, ge=0)
     """Set the weight of the reward's advantage; 0: only the teacher counts."""
-    drop_flat_groups: bool = False
+    drop_flat_groups: OfCollection[bool] = False
     """Leave out groups whose rewards give no advantage."""
 
     def check(self) -> None:
@@ -103,9 +103,13 @@ class Distillation(Grpo, name="distillation"):
         """
         engine = runtime.engines[self.teacher]
         policy = getattr(innermost(engine), "policy", None)
-        if policy is None and not hasattr(innermost(engine), "score"):
+        config: Any = runtime.builder.config.llms[self.teacher]
+        is_served = getattr(config, "provider", None) == "etude"
+        if policy is None and (is_served or not hasattr(innermost(engine), "score")):
+            what = "`etude serve`" if is_served else type(innermost(engine)).__name__
             raise RequestError(
-                f"distillation: '{self.teacher}' ({type(innermost(engine)).__name__}) cannot score tokens"
+                f"distillation: '{self.teacher}' ({what}) cannot score tokens; a teacher is `_type: local`, "
+                "or an endpoint that gives `prompt_logprobs`, such as vLLM"
             )
         pupil = getattr(innermost(runtime.engines[runtime.target_model]), "policy", None)
         if policy is not None and pupil is not None and policy is not pupil:
