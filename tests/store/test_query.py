@@ -48,7 +48,7 @@ def test_words(words, fits, not_):
     assert query.fits(outline(**fits)) and not query.fits(outline(**not_))
 
 
-@pytest.mark.parametrize("words", ["reward<", "reward<x", 'an "open'])
+@pytest.mark.parametrize("words", ["reward<", "reward<x", "agent=solver", 'an "open'])
 def test_what_cannot_be_meant_is_refused(words):
     with pytest.raises(RequestError):
         parse_query(words)
@@ -120,5 +120,9 @@ async def test_ids_within_ids_and_numbers_that_are_no_json(tmp_path):
             await journal.put(id, encode_episode(record, {}))
             await journal.put(f"{id}/score/s", {"score": math.nan, "error": None, "reasoning": None})
         found = [*outlines(journal, "eval/", "s")]
+        for words in ("typo<5", "-sz<5"):
+            with pytest.raises(RequestError, match="6 episodes has a score"):
+                find_episodes(journal, ["eval"], "s", parse_query(words))
+        assert len(find_episodes(journal, ["eval"], "s", parse_query("-s<5")).episodes) == 6
     assert sorted(each.id for each in found) == ids
     assert all([*each.scores] == ["s"] for each in found)

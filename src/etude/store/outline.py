@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from etude.core.episode import Failure
-from etude.core.errors import RequestError
+from etude.core.errors import RequestError, alternatives
 from etude.core.json_text import jsonable
 from etude.store.episodes import episode_phase, stored_episodes
 from etude.store.journal import Journal, Json
@@ -152,6 +152,8 @@ _FACTS: Mapping[str, Callable[[EpisodeOutline], Iterable[Any]]] = {
 _FLAGS = ("failed", "cut-off", "drifted", "retried", "unscored")
 """Names that stand alone. A dash before any word negates it."""
 
+_TEXTS = ("failed", "agent", "example")
+
 _COMPARE = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "=": operator.eq
 }  # fmt: skip
@@ -173,6 +175,8 @@ class Query:
     tests: tuple[tuple[Test, bool], ...] = ()
     texts: tuple[str, ...] = ()
     """Texts that an episode must all contain, whatever the case."""
+    evaluators: tuple[str, ...] = ()
+    """The evaluators whose scores it compares."""
 
     def fits(self, episode: EpisodeOutline) -> bool:
         """Return whether an episode matches."""
@@ -190,14 +194,17 @@ def parse_query(words: str) -> Query:
         raise RequestError(f"the filter {words!r} has a quotation mark that is not closed") from error
     tests: list[tuple[Test, bool]] = []
     texts: list[str] = []
+    evaluators: list[str] = []
     for part in parts:
         negated = part.startswith("-") and len(part) > 1
         test = _test(part[negated:])
         if test is not None:
             tests.append((test, not negated))
+            compared = _COMPARISON.fullmatch(part[negated:])
+            evaluators += [compared[1]] if compared and compared[1] not in _FACTS else []
         else:
             texts.append(part.removeprefix("text:").lower())
-    return Query(words.strip(), tuple(tests), tuple(texts))
+    return Query(words.strip(), tuple(tests), tuple(texts), tuple(evaluators))
 
 
 def _test(word: str) -> Test | None:
@@ -210,6 +217,8 @@ def _test(word: str) -> Test | None:
     if (match := _COMPARISON.fullmatch(word)) is None:
         return None
     name, sign, value = match.groups()
+    if name in _TEXTS:
+        raise RequestError(f"the filter word '{word}' compares a text; write {name}:{value}")
     facts = _FACTS.get(name) or (lambda episode: (episode.scores.get(name),))
     compare = _COMPARE[sign]
     try:
@@ -246,17 +255,26 @@ def find_episodes(
     """Return the episodes of the phases that match a query, phase by phase in the order of ids.
 
     Begins in the first of the `phases`, after the id `after`. Stops after `limit` matches or about `seconds`
-    seconds.
+    seconds. Raises RequestError if the query compares a score that none of the episodes has.
     """
     episodes: list[EpisodeOutline] = []
+    scores: set[str] = set()
+
+    def selected(phase: str | None = None, after: str = "") -> Selection:
+        if looked and (unknown := next((name for name in query.evaluators if name not in scores), None)):
+            hint = alternatives(unknown, sorted({*_FACTS, *scores}.difference(_FLAGS, _TEXTS)))
+            raise RequestError(f"none of the {looked} episodes has a score '{unknown}'{hint}")
+        return Selection(episodes, looked, phase, after)
+
     begun, looked = time.monotonic(), 0
     for phase in phases:
         for episode in outlines(journal, f"{phase}/", reward, after=after, with_text=bool(query.texts)):
             looked += 1
+            scores.update(episode.scores)
             if query.fits(episode):
                 episodes.append(episode)
             is_late = seconds is not None and time.monotonic() - begun > seconds
             if is_late or (limit is not None and len(episodes) >= limit):
-                return Selection(episodes, looked, phase, episode.id)
+                return selected(phase, episode.id)
         after = ""
-    return Selection(episodes, looked)
+    return selected()
