@@ -11,6 +11,7 @@ import pytest
 
 from etude.config.load import resolved_yaml
 from tests.cli.projects import change, etude, rows, succeed
+from tests.models.tiny_models import fresh_policy
 from tests.test_targets import play
 
 
@@ -97,11 +98,13 @@ def test_all_that_is_wrong_is_found_in_one_go(local):
         eval__general__dataset="trian.jsonl",
         trajectory_builders__grpo__num_generations=1,
         finetuning__warm_up={"transcripts": "train.jsonl", "steps": 1},
+        finetuning__output_dir="/proc/runs",
     )
     report, code = checked("config.yml")
     assert code == 2 and not report["ready"] and report["estimate"] is None
     wrong = details(report, "error")
-    assert set(wrong) == {"examples", "model policy", "warm-up", "training"}
+    assert set(wrong) == {"output_dir", "examples", "model policy", "warm-up", "training"}
+    assert "no file can be written in /proc (No such" in wrong["output_dir"]
     assert "train.jsonl:1: messages: Field required" in wrong["warm-up"]
     assert "./nowhere': the folder" in wrong["model policy"]
     assert "did you mean" in wrong["examples"]
@@ -109,6 +112,12 @@ def test_all_that_is_wrong_is_found_in_one_go(local):
     shown = etude("check", "config.yml")
     assert shown.exit_code == 2
     assert "✗ examples" in shown.stdout
+
+
+def test_a_context_that_holds_no_answer_is_found(local):
+    fresh_policy(max_context=4).export(local / "small")
+    change(local / "config.yml", llms__policy__model="small")
+    assert "its context is 4 " in details(checked("config.yml")[0], "error")["model policy"]
 
 
 def test_held_out_examples_must_be_held_out(project):

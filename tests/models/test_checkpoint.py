@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -28,6 +29,8 @@ from tests.models.tiny_models import policy, tiny_sizes, tokenizer
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 UP = "model.layers.1.mlp.up_proj.weight"
+
+GPTQ = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
 
 Weights = dict[str, torch.Tensor]
 
@@ -82,12 +85,19 @@ def assert_taken(model_folder: Path) -> Policy:
     [
         (None, lambda held: held.pop(UP), [f"have no {UP}"]),
         ({"tie_word_embeddings": False}, None, [f"have no {HEAD}"]),
+        (GPTQ, None, ["requires optimum (`pip install optimum`)"]),
         (None, lambda held: held.update({"v_head.weight": torch.ones(1, 32)}), ["no use for: v_head.weight"]),
         ({"vocab_size": 400}, None, [f"shape of {EMBEDDING} ([", ", 32], and [400, 32] by"]),
     ],
 )
 def test_files_that_do_not_hold_what_the_config_says_are_refused(model_folder, config, weights, told):
     assert_refused(changed(model_folder, config, weights), f"model '{model_folder}': ", *told)
+
+
+def test_weights_that_are_no_numbers_are_refused_when_they_are_loaded(model_folder):
+    changed(model_folder, None, lambda held: held[UP].fill_(math.nan))
+    with pytest.raises(RequestError, match=r"contain NaN .* get its files again"):
+        Policy.load(model_folder)
 
 
 def test_an_expert_that_is_missing_is_refused(tmp_path):
@@ -175,6 +185,7 @@ def test_a_token_that_was_added_is_refused_where_a_prompt_has_it(model_folder):
     ("name", "content", "told"),
     [
         ("config.json", {"hidden_act": "nonesuch"}, "(KeyError: 'nonesuch'); get them again"),
+        ("generation_config.json", "{", "generation_config.json' is not a valid JSON file"),
         ("config.json", {"num_attention_heads": 3}, "number of attention heads (3)"),
         ("tokenizer.json", "{}", "(KeyError: 'added_tokens'); get them again"),
         ("model.safetensors", "version https://git-lfs.github.com/spec/v1", "too large); "),

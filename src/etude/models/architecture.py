@@ -126,6 +126,8 @@ def why_unusable(model: Any) -> str | None:
     except (ValueError, TypeError, RuntimeError, AttributeError, KeyError, IndexError, ImportError) as error:
         reason = str(error).strip().splitlines() or [""]
         return f"it does not run here ({type(error).__name__}: {reason[0]})"
+    if logits_2KV.isnan().any():
+        return "its weights contain NaN (values that are no numbers); get its files again"
     difference_K = (logits_2KV[0] - logits_2KV[1]).abs().amax(dim=-1) / logits_2KV.abs().amax()
     # The median, because rounding may route a token to other experts.
     if float(difference_K.median()) > _AHEAD.get(next(model.parameters()).dtype, _AHEAD_IN_HALF):

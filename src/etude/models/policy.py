@@ -18,7 +18,7 @@ from etude.core.errors import EngineError, RequestError, StoreError
 from etude.core.job import ModelVersion
 from etude.models.architecture import BUILDING, count_parameters, language_parts, why_unusable, with_lora
 from etude.models.device import choose_device, choose_dtype, limit_threads
-from etude.models.text_codec import TextCodec, load_tokenizer
+from etude.models.text_codec import TextCodec, load_generation_config, load_tokenizer
 from etude.models.weights import digest, load_model, load_tensors, loading, own_part, silence_transformers
 from etude.store.files import WEIGHTS_FILE
 
@@ -81,6 +81,7 @@ class Policy:
             limit_threads(parameters)
             kind = choose_dtype(dtype, chosen, parameters)
             tokenizer = load_tokenizer(name, file)
+            load_generation_config(name)
             model = load_model(config, name, dtype=kind, **file).to(chosen)
         if reason := why_unusable(model.eval()):
             kind = model.config.model_type

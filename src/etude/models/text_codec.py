@@ -16,6 +16,7 @@ from etude.core.errors import ImpossibleCall, RequestError
 from etude.core.message import Tool
 from etude.models.architecture import original_length
 from etude.models.grammar import FORM, Grammars, json_rule, lark_grammar_from, lark_literal, lark_without
+from etude.models.source import cached_folder, local_path
 from etude.models.template import CallForm, ChatTemplate
 from etude.models.weights import loading
 
@@ -59,14 +60,8 @@ class TextCodec:
 
         Raises RequestError if there is no such model or it cannot be used for chat.
         """
-        from transformers import GenerationConfig
-
         with loading(source) as (name, file, config):
-            tokenizer = load_tokenizer(name, file)
-        try:
-            generation: Any = GenerationConfig.from_pretrained(name)
-        except OSError:
-            generation = None  # The file is optional; without it the config names the tokens.
+            tokenizer, generation = load_tokenizer(name, file), load_generation_config(name)
         return cls.create(tokenizer, config, generation)
 
 
@@ -86,6 +81,22 @@ def load_tokenizer(name: str, file: Mapping[str, str]) -> Any:
             digits = Digits(individual_digits=True)
             tokenizer.backend_tokenizer.pre_tokenizer = Sequence([digits, cuts])
     return tokenizer
+
+
+def load_generation_config(name: str) -> Any:
+    """Return the generation config of a model inside a `loading` block, or None if it has no such file.
+
+    transformers ignores a broken file, which may name the tokens that end a turn. Here it is an error.
+    """
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(name)
+    except OSError:
+        folder = local_path(name) or cached_folder(name)
+        if folder is not None and (folder / "generation_config.json").is_file():
+            raise
+        return None
 
 
 def _stop_ids(tokenizer: Any, vocabulary: int, *sources: Any) -> frozenset[int]:

@@ -40,7 +40,9 @@ def loading(source: str | Path) -> Iterator[tuple[str, dict[str, str], Any]]:
         raise
     except Exception as error:  # transformers raises almost any for an odd config or file.
         reason = first_line(error)
-        if not isinstance(error, OSError | ValueError | ImportError | RuntimeError):
+        if file and _is_damaged(Path(name, file["gguf_file"])):
+            reason += "; the file is incomplete or damaged: download it again"
+        elif not isinstance(error, OSError | ValueError | ImportError | RuntimeError):
             # The error is about a value and does not mention files.
             odd = reason if " " in reason else f"{type(error).__name__}: {reason}"
             reason = f"something in its files is not as transformers expects ({odd}); get them again"
@@ -48,6 +50,17 @@ def loading(source: str | Path) -> Iterator[tuple[str, dict[str, str], Any]]:
         if local_path(source) is None:
             what = f"there is no folder '{source}', and from the Hugging Face hub it cannot be loaded"
         raise RequestError(f"{what}: {reason}") from error
+
+
+def _is_damaged(path: Path) -> bool:
+    """Return whether the `gguf` package cannot read a GGUF file to its end."""
+    from gguf import GGUFReader
+
+    try:
+        GGUFReader(path)
+    except Exception:  # noqa: BLE001  any error of numpy and struct
+        return True
+    return False
 
 
 _NoNumbersError: type[Exception] = vars(torch.serialization)["pickle"].UnpicklingError
@@ -102,7 +115,13 @@ def load_outline(config: Any, location: str, gguf_file: str | None = None) -> An
 
     GGUF files and quantised models are checked only when they are loaded. Raises errors as `load_model` does.
     """
-    if gguf_file is None and getattr(config, "quantization_config", None) is None:
+    from transformers.quantizers import AutoHfQuantizer
+
+    quantized = getattr(config, "quantization_config", None)
+    if gguf_file is None and quantized and AutoHfQuantizer.supports_quant_method(quantized):
+        # Raises the errors of a missing package or GPU.
+        AutoHfQuantizer.from_config(quantized).validate_environment(device_map=None, weights_only=True)
+    elif gguf_file is None and not quantized:
         try:
             model = load_model(config, location, device_map="meta", local_files_only=True)
             model.tie_weights()

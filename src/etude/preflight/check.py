@@ -23,7 +23,7 @@ from etude.config.import_path import is_import_path
 from etude.config.schema import Config
 from etude.core.call import ChatRequest, Completion, Sampling
 from etude.core.episode import Example, ToolSet
-from etude.core.errors import EngineError, EtudeError, install_command
+from etude.core.errors import EngineError, EtudeError, StoreError, install_command
 from etude.engines.local import LocalLlmConfig, make_base, require_local_extra
 from etude.engines.openai_compatible import OPENAI_URL, OpenAiEngine, OpenAiLlmConfig
 from etude.models.device import available_memory, choose_device, shown_bytes, usable_cores
@@ -50,6 +50,8 @@ async def check_config(config: Config, *, play: int = 0) -> tuple[Findings, Esti
     If nothing is wrong, also estimate the run, for which `play` episodes are played. Problems never raise.
     """
     findings, finetuning = Findings(), config.finetuning
+    with findings.catch_errors("output_dir"):
+        _require_writable(finetuning.output_dir)
     # Models of this process may be large.
     local: Any = {name: _NoEngine() for name, llm in config.llms.items() if isinstance(llm, LocalLlmConfig)}
     # A temporary run folder: components may ask for theirs when they are built.
@@ -275,14 +277,27 @@ def examine(folder: Path) -> Findings:
         )
     elif free is not None:
         findings.ok("memory", f"{shown_bytes(free)} free")
-    existing = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
-    room = shutil.disk_usage(existing).free
-    if room < 2e9:
-        advice = "free some, or name another folder with --output-dir"
-        findings.warn("disk", f"only {shown_bytes(room)} free in {folder.absolute()}; {advice}")
-    else:
-        findings.ok("disk", f"{shown_bytes(room)} free in {folder.absolute()}")
+    with findings.catch_errors("disk"):
+        room = shutil.disk_usage(_require_writable(folder)).free
+        if room < 2e9:
+            advice = "free some, or name another folder with --output-dir"
+            findings.warn("disk", f"only {shown_bytes(room)} free in {folder.absolute()}; {advice}")
+        else:
+            findings.ok("disk", f"{shown_bytes(room)} free in {folder.absolute()}")
     return findings
+
+
+def _require_writable(folder: Path) -> Path:
+    """Return the folder, or the nearest parent that exists. Raises StoreError if it takes no files."""
+    folder = folder.absolute()
+    existing = next(each for each in (folder, *folder.parents) if os.access(each, os.F_OK))
+    try:
+        tempfile.TemporaryFile(dir=existing).close()
+    except OSError as error:
+        raise StoreError(
+            f"no file can be written in {existing} ({error.strerror}); set another `finetuning.output_dir`"
+        ) from error
+    return existing
 
 
 async def examine_services(config: Config, findings: Findings) -> None:

@@ -16,7 +16,7 @@ from etude.models.device import available_memory, choose_device, choose_dtype, s
 from etude.models.policy import LoraOptions, Policy
 from etude.models.rendering import TOOL
 from etude.models.source import is_gguf
-from etude.models.text_codec import load_tokenizer
+from etude.models.text_codec import load_generation_config, load_tokenizer
 from etude.models.weights import load_outline, loading
 from etude.preflight.finding import Findings
 
@@ -61,14 +61,11 @@ def check_local_model(
 def outline(source: str) -> Policy:
     """Load a model without its weights. Raises RequestError if it cannot chat, or its weights do not match
     its config."""
-    from transformers import GenerationConfig
-
     with loading(source) as (location, file, config):
         tokenizer = load_tokenizer(location, file)
         model = load_outline(config, location, **file)
-    # Most models have one. The others name their end of turn elsewhere.
-    with contextlib.suppress(OSError):
-        model.generation_config = GenerationConfig.from_pretrained(location)
+        if (generation := load_generation_config(location)) is not None:
+            model.generation_config = generation
     return Policy(model, tokenizer, source, torch.device("meta"))
 
 
@@ -89,6 +86,12 @@ def _check_template(what: str, policy: Policy, options: Mapping[str, Any], findi
         findings.fail(what, error)
         return
     plain, shown = policy.template.prompt(ChatRequest((question,))).ids, False
+    if len(plain) >= policy.max_context:
+        findings.fail(
+            what,
+            f"a prompt of one word takes {len(plain)} tokens, and its context is {policy.max_context} "
+            "(max_position_embeddings of its config): no answer fits",
+        )
     with contextlib.suppress(EtudeError):
         shown = policy.template.prompt(ChatRequest((question,), tools=(TOOL,))).ids != plain
     if not shown:
