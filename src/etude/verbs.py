@@ -32,6 +32,7 @@ from etude.loop.arguments import (
     is_config,
     load,
     refuse,
+    refuse_training,
     require_objects,
     settings_as_overrides,
     with_python_objects,
@@ -169,6 +170,7 @@ async def evaluate_async(
     `"RUN:best"`. With a whole config it replaces the config's model. Each example gets `repeat` episodes.
     With `greedy` they are sampled at temperature 0.
     """
+    refuse_training(settings)
     root = Path(settings["output_dir"]) if "output_dir" in settings else None
     if is_config(agent):
         given = {"reward": reward, "examples": examples, "models": models, "tools": tools}

@@ -97,3 +97,9 @@ async def test_a_backend_that_does_not_answer(tmp_path):
 def test_arguments_of_wrong_types_are_refused(arguments, message):
     with pytest.raises(RequestError, match=message):
         etude.resume("no-run", **arguments)
+
+
+@pytest.mark.parametrize("name", ["epochs", "patience", "warm_up", "validation_interval"])
+def test_a_setting_of_training_is_refused_in_an_evaluation(name):
+    with pytest.raises(RequestError, match=f"{name}: an evaluation does not train"):
+        etude.evaluate("config.yml", **{name: 3})

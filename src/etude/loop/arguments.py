@@ -57,6 +57,12 @@ _BLOCKS: dict[tuple[str, ...], Any] = {
 }
 """The blocks of a config whose keys can be given as keywords. Of equal keys, the last one is meant."""
 _SHORT = {"epochs": "num_epochs", "curriculum": "curriculum_learning"}
+_OF_EVALUATIONS = {
+    *("output_dir", "seed", "deterministic", "error_budget", "target_model", "targets", "reward_function"),
+    *("run_configuration", "dataset", "validation_dataset"),
+    *EvalGeneralConfig.model_fields,
+}
+"""The settings that matter to an evaluation."""
 
 
 def is_config(agent: Any) -> bool:
@@ -105,6 +111,14 @@ def settings_as_overrides(settings: Mapping[str, Any], trainer: Callable[[], str
         place = ("trainers", trainer() or "epochs") if known[key] == _TRAINER else known[key]
         changes.append(Override((*place, key), value, short))
     return changes
+
+
+def refuse_training(settings: Mapping[str, Any]) -> None:
+    """Raise RequestError for a setting that only training has."""
+    known = {key for block in _BLOCKS.values() for key in block.model_fields} | _SHORT.keys()
+    for name in settings:
+        if name in known - _OF_EVALUATIONS:
+            raise RequestError(f"{name}: an evaluation does not train; leave it out, or use etude.train")
 
 
 def refuse(parts: Mapping[str, Any]) -> None:
