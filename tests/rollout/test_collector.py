@@ -77,7 +77,7 @@ async def test_an_agent_in_a_loop_is_stopped_at_the_limit_of_calls(journal: Jour
     assert len(record.calls) == 5
 
 
-@pytest.mark.parametrize("error", [SystemExit(3), asyncio.CancelledError()])
+@pytest.mark.parametrize("error", [SystemExit(3), SystemExit("no key"), asyncio.CancelledError()])
 async def test_sys_exit_in_an_agent_does_not_end_the_run(journal: Journal, error: BaseException) -> None:
     async def play(example, episode):
         raise error

@@ -158,6 +158,7 @@ async def test_calls_belong_to_the_function_that_makes_them(journal: Journal) ->
         ([{"role": "user", "content": object()}], {}, r"messages\[0\]: .* builtins\.object"),
         (ASK, {"temperature": -1}, "temperature: .* 0, found -1"),
         (ASK, {"tools": ["add"]}, "tool .* function, found 'add'"),
+        (ASK, {"chat_template_kwargs": {"a": b"x"}}, "bytes in a request is not JSON: b'x'"),
         (ASK, {"tools": [{"name": "add"}]}, r"tools\[0\]\.function: Field required"),
     ],
 )
@@ -169,6 +170,31 @@ async def test_wrong_requests_say_what_is_wrong(journal: Journal, messages, opti
 
     record = await collect_one(play, journal)
     assert (record.failure, record.calls) == (None, ())
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda episode: episode.note(5),
+        lambda episode: episode.score("x", 1.0, 5),
+        lambda episode: episode.score("x", 1.0, agent=5),
+        lambda episode: episode.step_reward(1.0, 5),
+        lambda episode: episode.function(5),
+        lambda episode: episode.tools(5).__aenter__(),
+        lambda episode: episode.tools(["x"]).__aenter__(),
+        lambda episode: episode.run(["echo", 5]),
+        lambda episode: episode.run(["echo"], env={"A": 5}),
+        lambda episode: episode.run(["cat"], input=5),
+    ],
+)
+async def test_what_is_no_text_is_refused_where_it_is_given(journal: Journal, use) -> None:
+    async def play(example, episode: Episode):
+        with pytest.raises(RequestError, match=r"5|\['x'\]"):
+            if (waiting := use(episode)) is not None:
+                await waiting
+        return "done"
+
+    assert (await collect_one(play, journal)).failure is None
 
 
 async def test_a_failed_call_is_recorded_with_its_reason_and_may_be_caught(journal: Journal) -> None:

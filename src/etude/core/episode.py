@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 
 from etude.core.call import NO_USAGE, Call, Usage, continues
 from etude.core.data_model import text_id
+from etude.core.errors import RequestError
 from etude.core.message import Message, Tool
 
 
@@ -150,6 +151,11 @@ class Event:
     """The agent that gets the score or step reward; None for the whole episode."""
     tool: ToolUse | None = None
     """For the kind `tool`: the call and its result."""
+
+    def __post_init__(self) -> None:
+        for value in (self.text, self.name, self.agent or ""):
+            if not isinstance(value, str):
+                raise RequestError(f"a {self.kind}'s words and names are text, found {value!r:.80}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,11 +26,10 @@ from etude.core.interfaces import innermost
 from etude.core.keys import generator
 from etude.core.message import Message, Tool
 from etude.engines.programs import ProgramFolder, ProgramResult, last_line
-from etude.rollout.recorder import Recorder, Reply, ToolCall, current_function, make_reply
+from etude.rollout.recorder import Recorder, Reply, ToolCall, attribute, current_function, make_reply
 from etude.rollout.tools import EpisodeTools, Tools, describe_tools
 from etude.wire.dialect import AnswerHeader, AnswerMemory, ChatBody, RecordedCompletion
 from etude.wire.request_body import FormFields, choose_tool, plain_messages, validate_body
-from etude.wire.retries import set_value
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
@@ -274,6 +273,9 @@ class Episode:
             words = str(command).split() if command else ["ls", "-l"]
             raise RequestError(f"episode.run takes a list, {words!r}, and not {command!r:.80}")
         environment = {**self.endpoint.environment, **(env or {})}
+        for each in (*command, *environment, *environment.values(), input):
+            if not isinstance(each, str | Path):
+                raise RequestError(f"episode.run takes texts and paths, found {each!r:.80}; write str(…)")
         where = self.folder if cwd is None else Path(cwd)
         result = await self.loop.call(self._workplace.run(command, where, environment, input, timeout))
         name = Path(command[0]).name
@@ -295,7 +297,7 @@ class Episode:
 
     def function(self, name: str) -> AbstractContextManager[str]:
         """Attribute calls to a function: `with episode.function("search"):`."""
-        return set_value(current_function, name)
+        return attribute(name)
 
     def step_reward(self, value: float, reason: str = "", *, agent: str | None = None) -> None:
         """Give a reward for the work since the previous call, by all agents or by one `agent`.

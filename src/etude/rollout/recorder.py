@@ -10,7 +10,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -39,7 +39,16 @@ _IN_EVERY_DIGEST = ("temperature", "top_p", "max_tokens", "stop", "seed")
 _USUAL = ["auto", True, {}, None, 0]
 """Most requests' tool choice, parallel calls, template options, prompt and logprobs. Only other values are
 hashed."""
-_JSON = json.JSONEncoder(default=asdict)
+
+
+def _as_json(value: Any) -> dict[str, Any]:
+    try:
+        return asdict(value)
+    except TypeError:
+        raise RequestError(f"a {type(value).__qualname__} in a request is not JSON: {value!r:.80}") from None
+
+
+_JSON = json.JSONEncoder(default=_as_json)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +169,13 @@ current_function: ContextVar[str] = ContextVar("etude_function", default=WORKFLO
 """The function that model calls made here belong to."""
 
 
+def attribute(name: str) -> AbstractContextManager[str]:
+    """Attribute the calls in a block to a function. Raises RequestError for a name that is no text."""
+    if not isinstance(name, str):
+        raise RequestError(f"the name of an agent's function is a text, found {name!r:.80}")
+    return set_value(current_function, name)
+
+
 @overload
 def function(fn: Fn, /) -> Fn: ...
 
@@ -178,11 +194,11 @@ def function(fn: Fn | None = None, /, *, name: str | None = None) -> Fn | Callab
     def copy_with_name(fn: Fn) -> Fn:
         label = name or fn.__name__
         if not inspect.iscoroutinefunction(fn):
-            return set_value(current_function, label)(fn)
+            return attribute(label)(fn)
 
         @functools.wraps(fn)
         async def call(*args: Any, **kwargs: Any) -> Any:
-            with set_value(current_function, label):
+            with attribute(label):
                 return await fn(*args, **kwargs)
 
         return cast("Fn", call)

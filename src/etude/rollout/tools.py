@@ -200,7 +200,7 @@ class EpisodeTools:
             return wanted
         if callable(wanted):
             return ToolSet(getattr(wanted, "__name__", type(wanted).__name__), FunctionTools([wanted]))
-        if wanted not in self.sets:
+        if not isinstance(wanted, str) or wanted not in self.sets:
             hint = alternatives(str(wanted), self.sets, otherwise="the config has none")
             raise RequestError(f"there is no tool set '{wanted}' under 'tools'{hint}")
         return self.sets[wanted]
