@@ -171,6 +171,8 @@ def test_a_wrong_override_is_named_as_it_was_typed(folder: Path):
     wrong, unknown = said.splitlines()
     assert unknown.startswith("-o finetuning.num_epoch: ") and "did you mean 'num_epochs'" in unknown
     assert wrong.startswith("-o finetuning.seed.x: ") and wrong.endswith("found a mapping")
+    below = complaint(folder, f"{GOOD}  seed: 1\n", ("finetuning.seed.x=3",))
+    assert below.startswith("-o finetuning.seed.x: ") and below.endswith("found a mapping")
 
 
 def test_what_the_environment_holds_or_looks_like_a_secret_is_never_shown(

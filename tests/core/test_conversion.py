@@ -12,11 +12,12 @@ from pydantic import ValidationError
 
 from etude.core.call import Constraint, Sampling
 from etude.core.conversion import Encoder, TrajectoryCollection, learning_units, to_sample, to_trajectory
-from etude.core.errors import TrainingError
+from etude.core.errors import RequestError, TrainingError
 from etude.core.message import OpenAIMessage
 from etude.core.sample import Sample, Turn
 from etude.core.training_rows import ROWS, GrpoRow, GrpoTrajectory, GrpoTurn, guess_method
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory
+from etude.wire.request_body import validate_body
 from tests.support import drawn
 
 
@@ -273,6 +274,18 @@ def test_a_line_tells_its_method(row: dict, method: str) -> None:
 def test_a_wrong_line_is_refused_with_its_field(method: str, row: dict, told: str) -> None:
     with pytest.raises(ValidationError, match=told):
         ROWS[method].model_validate(row)
+
+
+def test_of_a_wrong_line_only_what_is_wrong_is_told() -> None:
+    with pytest.raises(RequestError) as raised:
+        validate_body(ROWS["grpo"], group_row(token_ids=[1, 2]))
+    assert str(raised.value) == "trajectories[0].turns[0]: 1 logprobs for 2 token_ids"
+
+
+def test_a_collection_is_no_flat_list() -> None:
+    flat = Trajectory(episode=[], reward=1.0)
+    with pytest.raises(ValidationError, match=r"^1 validation error(.|\n)* list of groups"):
+        TrajectoryCollection(trajectories=[flat, flat], run_id="r")
 
 
 def test_a_line_of_no_method_is_known_as_such() -> None:

@@ -45,11 +45,14 @@ class Document:
         for depth in range(len(path), -1, -1):
             if path[:depth] in sources:
                 return sources[path[:depth]], None, None
-            if path[:depth] in self.marks and not any(path[: len(each)] == each for each in sources):
+            below = [source for each, source in sources.items() if each[:depth] == path]
+            # An override of a key below a scalar replaces the file's scalar.
+            is_replaced = below and not any(path == each[:depth] != each for each in self.marks)
+            is_given = is_replaced or any(path[: len(each)] == each for each in sources)
+            if path[:depth] in self.marks and not is_given:
                 return str(self.path), *self.marks[path[:depth]]
-            for deeper in sources:
-                if deeper[:depth] == path:
-                    return sources[deeper], None, None
+            if below:
+                return below[0], None, None
         return str(self.path) if self.path else None, None, None
 
 

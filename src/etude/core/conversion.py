@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Annotated, Any, Self, TypeAlias, cast
 
-from pydantic import Field, GetPydanticSchema, InstanceOf, computed_field
+from pydantic import Field, GetPydanticSchema, InstanceOf, computed_field, field_validator
 from pydantic_core import to_json
 
 from etude.core.call import Sampling
@@ -60,6 +60,15 @@ class TrajectoryCollection(DataModel):
     run_id: str
     method: Method = "grpo"
     """The algorithm that the units were made for."""
+
+    @field_validator("groups", mode="before")
+    @classmethod
+    def _are_groups(cls, groups: Any) -> Any:
+        if isinstance(groups, list | tuple) and any(
+            isinstance(each, Sample | Pair | Trajectory) for each in groups
+        ):
+            raise ValueError("a collection is a list of groups, each a list of trajectories: [[first, …], …]")
+        return groups
 
     def __len__(self) -> int:
         """Return the number of units in all groups together."""

@@ -186,7 +186,11 @@ def validate_body(kind: type[B], body: Any, **defaults: Any) -> B:
 def describe_problems(errors: Iterable[Any]) -> tuple[str, str | None]:
     """Return pydantic's errors as a sentence, and the first wrong field, like `messages[0].role`."""
     problems, first = [], None
+    errors = list(errors)
+    places = {error["loc"][:depth] for error in errors for depth in range(len(error["loc"]))}
     for error in errors:
+        if error["type"] == "too_short" and error["loc"] in places:
+            continue  # pydantic does not count the items that have errors of their own.
         field = field_path(error["loc"])
         first = first or field or None
         if error["type"] == "json_invalid":
