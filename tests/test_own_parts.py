@@ -13,7 +13,7 @@ import pytest
 
 from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.grpo import Grpo
-from etude.core.errors import RequestError, TrainingError
+from etude.core.errors import RequestError, RunStopped, TrainingError
 from etude.core.job import TrainingJobStatus, TrainingStatusEnum
 from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
@@ -22,6 +22,7 @@ from etude.store.histories import read_histories, read_jobs
 from etude.store.run_folder import RunFolder
 from tests import guide_parts as guide
 from tests.support import one_quick, read_summary, without_times
+from tests.test_alarms import alarm
 from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt
 
 BUILDERS = {
@@ -150,6 +151,20 @@ async def test_a_run_that_is_stopped_when_an_epoch_is_recorded_does_not_make_its
 def training_metrics(run: Run) -> list[dict[str, Any]]:
     lines = [json.loads(line) for line in (run.path / "training_metrics.jsonl").read_text().splitlines()]
     return [without_times(line) for line in lines]
+
+
+async def test_an_own_trainers_error_after_a_stop_is_shown(run):
+    class Careless(guide.GuideTrainer):
+        async def run(self, num_epochs):
+            try:
+                return await super().run(num_epochs)
+            except RunStopped:
+                return [][0]
+
+    run.finetuning.alarms = alarm("stop", 2)
+    await use(run, "guide", Careless).start(num_epochs=4)
+    (told,) = [text for text in run.watcher.events if "own error" in text]
+    assert "IndexError" in told
 
 
 async def test_a_trainer_that_keeps_its_components_elsewhere_is_held_to_the_same(run):

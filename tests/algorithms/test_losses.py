@@ -93,6 +93,17 @@ def test_metrics_tell_what_was_clipped_and_how_far_the_policy_is_from_the_sample
     assert metrics["sampled_kl"] == pytest.approx(sum(gaps) / len(gaps), rel=1e-4)
 
 
+def test_a_token_of_probability_0_leaves_the_loss_and_its_gradient_finite():
+    logprobs_BT = torch.tensor([[-math.inf, -1.0]], requires_grad=True)
+    one_BT = torch.ones(1, 2)
+    batch = MicroBatch(
+        weights_BT=one_BT, sampled_BT=-one_BT, advantages_BT=one_BT, unit_share=1.0, token_share=0.5
+    )
+    loss, _ = Grpo(correction="none").loss(logprobs_BT, batch)
+    (found_BT,) = torch.autograd.grad(loss, logprobs_BT)
+    assert loss.isfinite() and found_BT.tolist() == [[0.0, -1.0]]
+
+
 @pytest.mark.parametrize(("options", "shift"), [({}, 0.0), ({"correction": "none", "clip_high": 9.0}, 0.3)])
 def test_the_entropy_bonus_has_the_gradient_of_the_entropy_on_flat_groups(options, shift):
     """Each token of a distribution over five, as often as the policy that sampled draws it."""

@@ -147,7 +147,7 @@ TEXTS = frozenset({"supervised", "dpo"})
     [
         ({"methods": TEXTS}, {}, "'grpo' .*'grpo', .*'a' .*: dpo, supervised"),
         ({}, {"fine_tune_from_scratch": True}, "'fine_tune_from_scratch' .*'a' .*last version"),
-        ({"methods": frozenset({"grpo"})}, {"warm_up": {"transcripts": "t", "steps": 1}}, "cannot imitate"),
+        ({"methods": ["grpo"]}, {"warm_up": {"transcripts": "t", "steps": 1}}, "cannot imitate"),
         ({"versions": True, "old_versions": False}, {}, r"keeps no earlier versions.*llms\.opponent"),
     ],
 )

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,14 @@ from tests.rollout.running import collect_one, tiny_engine
 from tests.support import ScriptedEngine, needs, tool_call
 
 pytestmark = [pytest.mark.verifiers, needs("verifiers")]
+
+EXITING = """
+AsyncOpenAI = DefaultAsyncHttpxClient = dict
+
+
+async def main():
+    raise SystemExit("no key")
+"""
 
 MODULES = {
     "sums_env": environments.SUMS,
@@ -235,3 +244,13 @@ async def test_a_prompts_tokens_are_counted(journal: Journal):
     assert record.failure is None, record.failure
     completion = record.calls[0].completion
     assert completion is not None and record.output == len(completion.prompt_ids or ())
+
+
+async def test_a_chat_program_that_exits_with_a_text_ends_with_status_1(monkeypatch):
+    from etude.integrations.verifiers import chat
+
+    monkeypatch.setattr(chat, "_PROGRAM", compile(EXITING, "program", "exec"))
+    harness = chat.ChatHarness(chat.ChatHarnessConfig())
+    monkeypatch.setattr(harness, "resolve_prompt", lambda data: ("", "?"))
+    ended = await harness.launch(SimpleNamespace(model="m"), None, None, "", "", {}, None)
+    assert ended.exit_code == 1 and "no key" in ended.stderr
