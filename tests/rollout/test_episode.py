@@ -172,6 +172,11 @@ async def test_wrong_requests_say_what_is_wrong(journal: Journal, messages, opti
     assert (record.failure, record.calls) == (None, ())
 
 
+async def named(episode: Episode, name) -> None:
+    with episode.function(name):
+        await episode.chat(ASK)
+
+
 @pytest.mark.parametrize(
     "use",
     [
@@ -179,7 +184,7 @@ async def test_wrong_requests_say_what_is_wrong(journal: Journal, messages, opti
         lambda episode: episode.score("x", 1.0, 5),
         lambda episode: episode.score("x", 1.0, agent=5),
         lambda episode: episode.step_reward(1.0, 5),
-        lambda episode: episode.function(5),
+        lambda episode: named(episode, 5),
         lambda episode: episode.tools(5).__aenter__(),
         lambda episode: episode.tools(["x"]).__aenter__(),
         lambda episode: episode.run(["echo", 5]),

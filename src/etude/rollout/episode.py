@@ -26,10 +26,11 @@ from etude.core.interfaces import innermost
 from etude.core.keys import generator
 from etude.core.message import Message, Tool
 from etude.engines.programs import ProgramFolder, ProgramResult, last_line
-from etude.rollout.recorder import Recorder, Reply, ToolCall, attribute, current_function, make_reply
+from etude.rollout.recorder import Recorder, Reply, ToolCall, current_function, make_reply
 from etude.rollout.tools import EpisodeTools, Tools, describe_tools
 from etude.wire.dialect import AnswerHeader, AnswerMemory, ChatBody, RecordedCompletion
 from etude.wire.request_body import FormFields, choose_tool, plain_messages, validate_body
+from etude.wire.retries import set_value
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
@@ -297,7 +298,7 @@ class Episode:
 
     def function(self, name: str) -> AbstractContextManager[str]:
         """Attribute calls to a function: `with episode.function("search"):`."""
-        return attribute(name)
+        return set_value(current_function, name)
 
     def step_reward(self, value: float, reason: str = "", *, agent: str | None = None) -> None:
         """Give a reward for the work since the previous call, by all agents or by one `agent`.

@@ -10,7 +10,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractContextManager, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -169,13 +169,6 @@ current_function: ContextVar[str] = ContextVar("etude_function", default=WORKFLO
 """The function that model calls made here belong to."""
 
 
-def attribute(name: str) -> AbstractContextManager[str]:
-    """Attribute the calls in a block to a function. Raises RequestError for a name that is no text."""
-    if not isinstance(name, str):
-        raise RequestError(f"the name of an agent's function is a text, found {name!r:.80}")
-    return set_value(current_function, name)
-
-
 @overload
 def function(fn: Fn, /) -> Fn: ...
 
@@ -194,11 +187,11 @@ def function(fn: Fn | None = None, /, *, name: str | None = None) -> Fn | Callab
     def copy_with_name(fn: Fn) -> Fn:
         label = name or fn.__name__
         if not inspect.iscoroutinefunction(fn):
-            return attribute(label)(fn)
+            return set_value(current_function, label)(fn)
 
         @functools.wraps(fn)
         async def call(*args: Any, **kwargs: Any) -> Any:
-            with attribute(label):
+            with set_value(current_function, label):
                 return await fn(*args, **kwargs)
 
         return cast("Fn", call)
@@ -269,6 +262,8 @@ class Recorder:
         Raises RequestError for an unknown model or impossible sampling, EngineError if the model has no
         answer. Raises EpisodeError if the episode is over or has made too many calls.
         """
+        if not isinstance(function, str):
+            raise RequestError(f"the name of an agent's function is a text, found {function!r:.80}")
         await self._admit()
         model = self.models.choose(model)
         default = self.models.sampling.get(model) or Sampling()
