@@ -60,7 +60,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 54_776,
     "modules": 248,
-    "lines of tests": 44_640,
+    "lines of tests": 44_638,
     "benchmark files": 12,
     "config keys": 306,
 }

@@ -101,5 +101,5 @@ def test_arguments_of_wrong_types_are_refused(arguments, message):
 
 @pytest.mark.parametrize("name", ["epochs", "patience", "warm_up", "validation_interval"])
 def test_a_setting_of_training_is_refused_in_an_evaluation(name):
-    with pytest.raises(RequestError, match=f"{name}: an evaluation does not train"):
+    with pytest.raises(RequestError, match=f"{name}: .*evaluation"):
         etude.evaluate("config.yml", **{name: 3})
