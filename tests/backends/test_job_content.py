@@ -14,7 +14,7 @@ from pydantic_core import PydanticSerializationError
 from etude.backends.openai_jobs import OpenAiAdapter, OpenAiAdapterConfig
 from etude.backends.state_folders import JobNameTakenError, StateFolders
 from etude.config.finetuning import FinetuneConfig
-from etude.core.conversion import TrajectoryCollection, data_hash
+from etude.core.conversion import TrajectoryCollection
 from etude.core.sample import Sample
 from etude.learner.learner import Learner, LearnerOptions
 from etude.store.files import delete_left_over, write_atomically
@@ -116,13 +116,13 @@ async def test_going_back_in_a_later_process_overwrites_no_version(tmp_path):
 
 
 def test_the_hash_is_of_the_data_and_not_of_the_name():
-    assert data_hash(supervised("a")) == data_hash(supervised("b"))
-    assert data_hash(supervised("a")) != data_hash(supervised("a", rows=9))
+    assert supervised("a").data_hash() == supervised("b").data_hash()
+    assert supervised("a").data_hash() != supervised("a", rows=9).data_hash()
     group = (Sample((1,), (True,), advantages=(numpy.float32(0.5),), notes={"what": object()}),)
     with pytest.raises(PydanticSerializationError):  # Its text would be another one in the next process.
-        data_hash(TrajectoryCollection(trajectories=[group], run_id="a"))
+        TrajectoryCollection(trajectories=[group], run_id="a").data_hash()
     plain = [replace(group[0], advantages=(of(0.5),), notes={}) for of in (float, numpy.float32)]
-    assert len({data_hash(TrajectoryCollection(trajectories=[[each]], run_id="a")) for each in plain}) == 1
+    assert len({TrajectoryCollection(trajectories=[[each]], run_id="a").data_hash() for each in plain}) == 1
 
 
 STRIDES = pytest.mark.parametrize("stride", one_quick(3, 1))

@@ -22,7 +22,7 @@ from etude.backends.trainer_adapter import (
     job_status,
 )
 from etude.config.finetuning import FinetuneConfig
-from etude.core.conversion import TrajectoryCollection, data_hash
+from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash, fold
@@ -144,7 +144,7 @@ class LocalAdapter(TrainerAdapter):
             "epochs": None if config.lr_schedule == "constant" else schedule.trainings,
             "seed": self._seed,
         }
-        content = JobContent(data_hash(trajectories), trajectories.method, content_hash(decides))
+        content = JobContent(trajectories.data_hash(), trajectories.method, content_hash(decides))
         finished = await asyncio.to_thread(self._find_finished_job, name)
         running = self._jobs.get(name)
         if running is not None:

@@ -101,6 +101,15 @@ class TrajectoryCollection(DataModel):
         """Replace the groups."""
         self.groups = groups
 
+    def data_hash(self) -> str:
+        """Hash the data, regardless of the collection's name. Returns 32 hexadecimal digits."""
+        digest = hashlib.blake2b(self.method.encode(), digest_size=16)
+        for group in self.groups:
+            digest.update(b"\n[")
+            for unit in group:
+                digest.update(to_json(unit, fallback=float, inf_nan_mode="constants") + b"\n")
+        return digest.hexdigest()
+
     def model_copy(self, *, update: Any = None, deep: bool = False) -> Self:
         """Return a copy with other fields, which may include `trajectories`."""
         changes = dict(update or {})
@@ -117,16 +126,6 @@ def _returns(unit: TrainingUnit) -> Sequence[float | None] | None:
     if isinstance(unit, Trajectory):
         return unit.shaped_rewards
     return unit.returns if isinstance(unit, Sample) else None
-
-
-def data_hash(collection: TrajectoryCollection) -> str:
-    """Hash the data, regardless of the collection's name. Returns 32 hexadecimal digits."""
-    digest = hashlib.blake2b(collection.method.encode(), digest_size=16)
-    for group in collection.groups:
-        digest.update(b"\n[")
-        for unit in group:
-            digest.update(to_json(unit, fallback=float, inf_nan_mode="constants") + b"\n")
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -285,9 +285,6 @@ def _wrap_method(own: C, declared: Callable[..., Any]) -> C:
     return held_async if is_awaited else call_and_check  # type: ignore[return-value]
 
 
-_LISTS = (list, Sequence)
-
-
 class WrongReturnError(EtudeError):
     """A user's part returned a value that its interface does not declare.
 
@@ -329,7 +326,7 @@ def _fits(value: Any, expected: Any) -> bool:
         return True
     if get_origin(expected) in (Union, types.UnionType):
         return any(_fits(value, each) for each in get_args(expected))
-    if get_origin(expected) in _LISTS:
+    if get_origin(expected) in (list, Sequence):
         if hasattr(value, "ndim"):
             return bool(value.ndim)  # Arrays of numpy or torch.
         (item,) = get_args(expected)

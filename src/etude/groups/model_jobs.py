@@ -9,7 +9,7 @@ from itertools import islice
 
 from etude.backends.state_folders import JobNameTakenError
 from etude.backends.trainer_adapter import JobHyperparameters, TrainerAdapter, check_start, pauses
-from etude.core.conversion import TrajectoryCollection, data_hash
+from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import EtudeError, JobStillRunning, RequestError, TrainingError
 from etude.core.interfaces import Engine
 from etude.core.job import (
@@ -125,7 +125,7 @@ class ModelJobs:
         plan = JobPlan(
             method=collection.method,
             rows=len(collection),
-            data_hash=data_hash(collection),
+            data_hash=collection.data_hash(),
             parent=None if start is None else start.number,
             hyperparameters=self._hyperparameters.given_values(),
         )
@@ -146,8 +146,11 @@ class ModelJobs:
         plan = plan.model_copy(update={"number": number})
         if plan != earlier:
             await self.log.add(JobPlanned(name=name, plan=plan))
-        tokens = self.adapter.charged_tokens(collection)
-        if self._ledger is not None and tokens is not None:
+        if (
+            self._ledger is not None
+            and self._ledger.limits
+            and (tokens := self.adapter.charged_tokens(collection)) is not None
+        ):
             await self._ledger.begin_job(self.model, name, tokens)
         try:
             ref = await self.adapter.submit(collection)

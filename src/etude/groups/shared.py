@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from etude.backends.lm_server import LanguageModelClient, LmServerAdapter
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_jobs import OpenAiJobs
-from etude.core.conversion import TrainingUnit, TrajectoryCollection, data_hash
+from etude.core.conversion import TrainingUnit, TrajectoryCollection
 from etude.core.errors import CapabilityError, RequestError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.keys import content_hash
@@ -395,7 +395,7 @@ class SharedModelGroup:
             if job_name is None:
                 # The default name is different for different content.
                 start = None if self.settings.fine_tune_from_scratch else self.jobs.version
-                content = content_hash([data_hash(data), self.settings.hyperparameters.given_values()])
+                content = content_hash([data.data_hash(), self.settings.hyperparameters.given_values()])
                 begun = 0 if start is None else start.number
                 job_name = f"{self.group_name}-from-v{begun}-{content[:12]}"
             data = data.model_copy(update={"run_id": await self._attempt(job_name)})

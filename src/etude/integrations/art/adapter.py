@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from etude.backends.state_folders import JobContent
 from etude.backends.trainer_adapter import Capabilities, TrainerAdapter, check_method, job_status
 from etude.config.finetuning import FinetuneConfig
-from etude.core.conversion import TrajectoryCollection, data_hash
+from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import EtudeError, TrainingError
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
@@ -138,7 +138,7 @@ class ARTTrainerAdapter(TrainerAdapter):
         ref = TrainingJobRef(run_id=name, backend=BACKEND)
         trains = name in self._training_jobs and not self._training_jobs[name].done()
         known, how = jobs.jobs.get(name), self.adapter_config.training.model_dump(mode="json")
-        content = JobContent(data_hash(trajectories), trajectories.method, content_hash(how))
+        content = JobContent(trajectories.data_hash(), trajectories.method, content_hash(how))
         if not trains and known is not None and known.status is TrainingStatusEnum.RUNNING:
             await self._recover(name, known, wait=0)
             known = jobs.jobs.get(name)
