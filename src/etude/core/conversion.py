@@ -64,9 +64,8 @@ class TrajectoryCollection(DataModel):
     @field_validator("groups", mode="before")
     @classmethod
     def _are_groups(cls, groups: Any) -> Any:
-        if isinstance(groups, list | tuple) and any(
-            isinstance(each, Sample | Pair | Trajectory) for each in groups
-        ):
+        units = Sample | Pair | Trajectory
+        if isinstance(groups, list | tuple) and any(isinstance(each, units) for each in groups):
             raise ValueError("a collection is a list of groups, each a list of trajectories: [[first, …], …]")
         return groups
 

@@ -153,15 +153,12 @@ async def _held_out(builder: Builder, examples: Sequence[Example], findings: Fin
         )
         return []
     held_out = await _examples(builder, source, what, findings)
-    count, seen = len(held_out), {_content(example) for example in examples}
-    common = sum(_content(example) in seen for example in held_out)
-    if common:
-        findings.warn(what, f"{common} of {count} examples are also trained on: they are not held out")
+    trained, held = (
+        [repr(sorted(example.inputs.items(), key=str)) for example in each] for each in (examples, held_out)
+    )
+    if common := sum(map({*trained}.__contains__, held)):
+        findings.warn(what, f"{common} of {len(held)} examples are also trained on: they are not held out")
     return held_out
-
-
-def _content(example: Example) -> str:
-    return repr(sorted(example.inputs.items(), key=str))
 
 
 async def _check_evaluators(builder: Builder, findings: Findings) -> None:
@@ -202,17 +199,13 @@ async def _check_models(builder: Builder, findings: Findings) -> None:
             from etude.preflight.local_model import check_local_model
 
             own = [block for block in blocks if block.enabled and block.target_model == name]
-            adapters = [_find_adapter(config, block) for block in own]
+            adapters = [config.trainer_adapters.get(block.trainer_adapter or "") for block in own]
             adapter = next((each for each in adapters if isinstance(each, LocalAdapterConfig)), None)
             with tempfile.TemporaryDirectory() as scratch:
                 base = llm.model
                 if llm.tiny is not None:
                     await make_base(llm.tiny, name, builder, base := Path(scratch) / "tiny")
                 await asyncio.to_thread(check_local_model, what, llm, str(base), adapter, findings)
-
-
-def _find_adapter(config: Config, block: FinetuneConfig) -> Any:
-    return config.trainer_adapters.get(block.trainer_adapter or "")
 
 
 async def _check_training(
@@ -227,14 +220,16 @@ async def _check_training(
     with findings.catch_errors(what):
         trajectories = await builder.get_trajectory_builder(str(block.trajectory_builder))
         await builder.get_trainer(str(block.trainer))
-        adapter, target = _find_adapter(builder.config, block), str(block.target_model)
+        adapter: Any = builder.config.trainer_adapters.get(block.trainer_adapter or "")
         if isinstance(adapter, LocalAdapterConfig):  # Building it would load the model.
             check_local(adapter, builder)
             capabilities = LOCAL_CAPABILITIES
         else:
             capabilities = (await builder.get_trainer_adapter(str(block.trainer_adapter))).capabilities()
         kind, made = adapter.type_name, trajectories.trajectory_builder_config
-        check_run(f"'{kind}'", capabilities, trajectories, block, builder.config.llms, target)
+        check_run(
+            f"'{kind}'", capabilities, trajectories, block, builder.config.llms, str(block.target_model)
+        )
         # Give it a copy, so that it cannot change the loaded config.
         await trajectories.initialize(block.model_copy(deep=True))
         await trajectories.cleanup()

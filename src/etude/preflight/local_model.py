@@ -87,11 +87,8 @@ def _check_template(what: str, policy: Policy, options: Mapping[str, Any], findi
         return
     plain, shown = policy.template.prompt(ChatRequest((question,))).ids, False
     if len(plain) >= policy.max_context:
-        findings.fail(
-            what,
-            f"a prompt of one word takes {len(plain)} tokens, and its context is {policy.max_context} "
-            "(max_position_embeddings of its config): no answer fits",
-        )
+        fault = f"its context is {policy.max_context} tokens, and a prompt of one word takes {len(plain)}"
+        findings.fail(what, f"{fault}, so that no answer fits; correct its config, or choose another model")
     with contextlib.suppress(EtudeError):
         shown = policy.template.prompt(ChatRequest((question,), tools=(TOOL,))).ids != plain
     if not shown:

@@ -58,19 +58,17 @@ def check_training_file(filename: str, file: BinaryIO, codec: TextCodec | None =
         try:
             read = validate_body(ROWS[kind], row)
             if codec is not None:
-                _require_learnable(read, codec)
+                # The model must be able to learn from the row as it stands.
+                if isinstance(read, GrpoRow) and (largest := read.largest_id()) >= codec.vocabulary:
+                    raise RequestError(
+                        f"{largest} is not a token id of the model, which has {codec.vocabulary} tokens"
+                    )
+                require_written(read, codec.template)
         except (RequestError, ImpossibleCall) as error:
             raise _file_error(f"{where}: {error}") from error
     if method is None:
         raise _file_error(f"{filename} has no lines")
     return method, rows
-
-
-def _require_learnable(row: TrainingRow, codec: TextCodec) -> None:
-    """Raise RequestError or ImpossibleCall if the model cannot learn from the row as it stands."""
-    if isinstance(row, GrpoRow) and (largest := row.largest_id()) >= codec.vocabulary:
-        raise RequestError(f"{largest} is not a token id of the model, which has {codec.vocabulary} tokens")
-    require_written(row, codec.template)
 
 
 def read_rows(path: Path, method: Method) -> Iterator[TrainingRow]:
