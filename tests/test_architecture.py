@@ -58,7 +58,7 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_775,
+    "lines of source": 54_756,
     "modules": 248,
     "lines of tests": 44_638,
     "benchmark files": 12,

@@ -14,7 +14,6 @@ from etude.engines.local import LocalLlmConfig, require_local_extra
 from etude.store.files import private_folder
 
 if TYPE_CHECKING:
-    from etude.backends.cluster_training import Learners
     from etude.backends.local_adapter import LocalAdapter
     from etude.config.builder import Builder
 
@@ -35,6 +34,7 @@ def check_local(config: LocalAdapterConfig, builder: Builder) -> LocalLlmConfig:
 async def local(config: LocalAdapterConfig, builder: Builder) -> AsyncIterator[LocalAdapter]:
     """Yield the adapter of the run's target model. Raises CapabilityError if it is not a local model."""
     llm = check_local(config, builder)
+    from etude.backends.cluster_training import Learners
     from etude.backends.local_adapter import LocalAdapter
     from etude.engines.embedded import EmbeddedEngine
 
@@ -48,21 +48,12 @@ async def local(config: LocalAdapterConfig, builder: Builder) -> AsyncIterator[L
     writes_each = bool(find_opponents(builder.config.llms, target)) or (
         trainer is not None and trainer.type_name != SHIPPED["trainer"]
     )
-    learners = await _learners(builder, llm)
+    settings, learners = builder.config.cluster, None
+    if settings is not None and settings.learners is not None and builder.run is not None:
+        # One folder per model, because a run may train several.
+        own = builder.checkpoints.relative_to(builder.run.checkpoints)
+        folder = private_folder(builder.run.path.absolute() / "learners" / own)
+        learners = Learners(await builder.get_cluster(), settings.learners, folder, llm.device)
     yield LocalAdapter(
         config, engine.policy, builder.checkpoints, block.seed, learners, writes_each=writes_each
     )
-
-
-async def _learners(builder: Builder, llm: LocalLlmConfig) -> Learners | None:
-    """Return the learners on the config's cluster, or None if this process trains."""
-    from etude.backends.cluster_training import Learners
-
-    settings = builder.config.cluster
-    if settings is None or settings.learners is None or builder.run is None:
-        return None
-    # One folder per model, because a run may train several.
-    own = builder.checkpoints.relative_to(builder.run.checkpoints)
-    folder = builder.run.path.absolute() / "learners" / own
-    private_folder(folder)
-    return Learners(await builder.get_cluster(), settings.learners, folder, llm.device)

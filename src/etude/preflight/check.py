@@ -50,8 +50,9 @@ async def check_config(config: Config, *, play: int = 0) -> tuple[Findings, Esti
     If nothing is wrong, also estimate the run, for which `play` episodes are played. Problems never raise.
     """
     findings, finetuning = Findings(), config.finetuning
-    with findings.catch_errors("output_dir"):
-        _require_writable(finetuning.output_dir)
+    for output_dir in filter(None, (finetuning.output_dir, config.eval.general.output_dir)):
+        with findings.catch_errors("output_dir"):
+            _require_writable(output_dir)
     # Models of this process may be large.
     local: Any = {name: _NoEngine() for name, llm in config.llms.items() if isinstance(llm, LocalLlmConfig)}
     # A temporary run folder: components may ask for theirs when they are built.
@@ -290,7 +291,7 @@ def _require_writable(folder: Path) -> Path:
         tempfile.TemporaryFile(dir=existing).close()
     except OSError as error:
         raise StoreError(
-            f"no file can be written in {existing} ({error.strerror}); set another `finetuning.output_dir`"
+            f"no file can be written in {existing} ({error.strerror}); set another output_dir"
         ) from error
     return existing
 
