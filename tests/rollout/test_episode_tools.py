@@ -98,6 +98,12 @@ async def test_functions_are_tools_and_what_goes_wrong_is_told_to_the_model(jour
     assert read_episode(journal, record.id) == record
 
 
+async def test_a_call_of_another_library_is_refused_by_name(journal: Journal) -> None:
+    theirs: Any = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+    record = await record_results(journal, [theirs], tools=functions(add))
+    assert "ToolCall" in record.failure.reason and "'function'" in record.failure.reason
+
+
 async def test_calls_run_at_the_same_time_and_answer_in_their_order(journal: Journal) -> None:
     async def workflow(example: Any, episode: Any) -> Any:
         async with episode.tools(Falling(3).fall, look_up) as tools:

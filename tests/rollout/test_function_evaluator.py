@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy
@@ -67,6 +68,15 @@ async def outcome(fn: Callable[..., Any], seconds: float = 600.0) -> EvalOutputI
 async def test_what_counts_as_a_score(result: Any, score: float, reasoning: Any) -> None:
     output = await outcome(lambda example, output: result)
     assert (output.score, output.reasoning, output.error) == (score, reasoning, None)
+
+
+def test_a_partial_keeps_what_was_declared() -> None:
+    @evaluator(name="share", timeout=2, bounds=(0, 10))
+    def graded(example: Example, output: str, weight: float) -> float:
+        return weight
+
+    found = FunctionEvaluator(partial(partial(graded), weight=3.0))
+    assert (found.name, found.timeout, found.bounds) == ("share", 2, (0, 10))
 
 
 @pytest.mark.parametrize(

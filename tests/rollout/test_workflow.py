@@ -61,6 +61,7 @@ def test_the_decorator_makes_a_workflow_and_leaves_the_function_callable() -> No
         (play_plain, False),
         (Agent(), True),
         (functools.partial(play), True),
+        (functools.partial(workflow(play)), True),
         (function(play), True),
     ],
 )
@@ -95,6 +96,16 @@ def test_a_function_that_needs_more_is_refused_unless_it_is_given() -> None:
     as_workflow(three, arguments={"strategy": "fast"}).check(complete=True)
     with pytest.raises(RequestError, match="unexpected keyword argument 'stratgy'"):
         as_workflow(three, arguments={"stratgy": "fast"})
+
+
+async def test_a_partial_of_a_workflow_keeps_what_was_declared(journal: Journal) -> None:
+    @workflow(name="solver", timeout=3)
+    async def styled(example, episode, style):
+        return style
+
+    partial = as_workflow(functools.partial(styled, style="short"))
+    assert (partial.name, partial.timeout) == ("solver", 3)
+    assert (await collect_one(partial, journal)).output == "short"
 
 
 async def test_parameters_in_another_order_get_the_values_of_their_names(journal: Journal) -> None:

@@ -125,8 +125,11 @@ class FunctionEvaluator(Evaluator):
     def __init__(self, fn: Callable[..., Any], *, arguments: Mapping[str, Any] | None = None) -> None:
         """Raise RequestError if `fn` does not take an example, an output and the `arguments`, and for
         impossible bounds."""
-        mark = getattr(fn, _MARK, {})
-        self.name = str(mark.get("name") or getattr(fn, "__name__", type(fn).__name__))
+        marked: Any = fn
+        while isinstance(marked, partial):  # A partial has neither the name nor the mark of its function.
+            marked = marked.func
+        mark = getattr(marked, _MARK, {})
+        self.name = str(mark.get("name") or getattr(marked, "__name__", type(marked).__name__))
         self.bounds = mark.get("bounds")
         self.timeout = mark.get("timeout")
         try:

@@ -320,6 +320,10 @@ class Tools:
         The model sees its own mistakes and a tool's errors. Raises ToolError if the tool has no answer. Then
         the episode fails, unless the agent catches the error.
         """
+        if not isinstance(call, ToolCall):
+            raise RequestError(
+                f"a tool's call is an etude.ToolCall, as in `reply.tool_calls`, found {call!r:.80}"
+            )
         return call.result(await self._episode.run(self._text(call)))
 
     async def call_all(self, calls: Sequence[ToolCall]) -> list[Message]:

@@ -116,7 +116,10 @@ def as_workflow(obj: Any, *, arguments: Mapping[str, Any] | None = None) -> Work
 
     Raises RequestError if it is not a function, or does not take these arguments.
     """
-    agent = obj if isinstance(obj, Workflow) else Workflow(_name(obj), obj)
+    if isinstance(obj, functools.partial) and isinstance(obj.func, Workflow):
+        agent = replace(obj.func, fn=functools.partial(obj.func.fn, *obj.args, **obj.keywords))
+    else:
+        agent = obj if isinstance(obj, Workflow) else Workflow(_name(obj), obj)
     if arguments:
         agent = replace(agent, arguments={**agent.arguments, **arguments})
     agent.check()
