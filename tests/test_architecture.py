@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_766,
+    "lines of source": 54_767,
     "modules": 248,
-    "lines of tests": 44_665,
+    "lines of tests": 44_667,
     "benchmark files": 12,
     "config keys": 306,
 }

@@ -162,6 +162,8 @@ def test_an_evaluation_returns_scores_and_a_row_for_each_episode(project):
     assert run.scores["short"]["mean"] == 1.0
     assert list(run.metrics["generation"]) == [0, 1] * 4
     assert list(run.metrics["score.short"]) == [1.0] * 8
+    with pytest.raises(RequestError, match=r"epochs: .*evaluation"):
+        etude.resume(run, epochs=3)
 
 
 def _cyclic():

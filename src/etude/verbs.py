@@ -230,7 +230,8 @@ async def resume_async(
     path = run.folder if isinstance(run, Run) else find_run(str(run), Path(output_dir))
     objects = {"agent": agent, "reward": reward, "examples": examples, "validation": validation}
     with RunFolder.open(path) as folder:  # This verifies the journal, from which the config is read.
-        request = read_request(folder.journal)
+        if (request := read_request(folder.journal)) is not None:
+            refuse_training(settings)
         changes += settings_as_overrides(settings, lambda: config_to_resume(path, changes).finetuning.trainer)
         config = with_python_objects(config_to_resume(path, changes), **objects, tools=tools)
         require_objects(config, folder.path)
