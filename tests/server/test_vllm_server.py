@@ -138,6 +138,18 @@ async def test_a_model_that_is_loaded_is_waited_for_while_the_queue_has_room(tmp
     assert caught.value.status_code == 429 and caught.value.code == "queue_full"
 
 
+async def test_models_that_make_room_for_each_other_all_answer(tmp_path: Path) -> None:
+    settings = server_settings(model="m", name="tiny", data_dir=tmp_path, max_models=1)
+    pool = EnginePool(settings, Models(), Slow())  # type: ignore[arg-type]
+
+    async def ask(name: str) -> None:
+        async with pool.use_engine(name, 1):
+            await asyncio.sleep(0.01)
+
+    async with asyncio.timeout(20):
+        await asyncio.gather(*map(ask, "abcabcabc"))
+
+
 def test_a_vllm_that_is_not_there_ends_the_command(wide: Path, tmp_path: Path) -> None:
     options = ["--engine", "vllm", "--vllm-command", "no-such-vllm"]
     assert "'no-such-vllm' cannot be started" in refused(wide, tmp_path, *options)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -60,6 +61,8 @@ class EnginePool:
         self._loaded: dict[str, _Loaded] = {}
         self._loading = asyncio.Lock()
         self._loads: dict[str, asyncio.Task[None]] = {}
+        self._awaited = Counter[str]()
+        """The number of requests that wait for a model, which is kept until it has answered them."""
         self._inside = 0
         """The number of admitted requests, whether or not their model is in memory yet."""
         self._changed = asyncio.Condition()
@@ -156,9 +159,12 @@ class EnginePool:
         await self._wait_until(lambda: self._state == "running")
         self._inside += 1
         try:
-            # The pool may evict the model again before this request could use it.
-            while (loaded := self._loaded.get(model.name)) is None:
-                await asyncio.shield(self._loading_task(model))
+            self._awaited[model.name] += 1
+            try:
+                while (loaded := self._loaded.get(model.name)) is None:
+                    await asyncio.shield(self._loading_task(model))
+            finally:
+                self._awaited[model.name] -= 1
             loaded.users += 1
             try:
                 yield loaded
@@ -197,11 +203,11 @@ class EnginePool:
             if self._state != "running":
                 raise self._unavailable_error()
             while in_the_way := self._blocking_models(model):
-                idle = [loaded for loaded in in_the_way if not loaded.users]
+                idle = [*filter(self._is_idle, in_the_way)]
                 if idle:
                     await self._unload(min(idle, key=lambda loaded: loaded.used).model.name)
                 else:
-                    await self._wait_until(lambda: any(not it.users for it in self._blocking_models(model)))
+                    await self._wait_until(lambda: any(map(self._is_idle, self._blocking_models(model))))
             try:
                 engine = await self._backend.load(model)
             except DamagedError as error:
@@ -213,6 +219,9 @@ class EnginePool:
                 message = f"the model {model.name} cannot be loaded; the server's log has the reason"
                 raise ApiError(503, message, code="model_unavailable", retry_after=60) from error
             self._loaded[model.name] = _Loaded(model, engine, used=time.monotonic())
+
+    def _is_idle(self, loaded: _Loaded) -> bool:
+        return not loaded.users and not self._awaited[loaded.model.name]
 
     def _blocking_models(self, model: ServedModel) -> list[_Loaded]:
         """Return the models that cannot share memory with `model`, or all if the pool is full."""
