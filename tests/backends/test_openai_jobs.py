@@ -94,6 +94,9 @@ def test_a_prompt_that_is_a_text_is_said_by_the_user_and_pairs_of_several_turns_
     assert dpo_row(item)["input"] == {"messages": [{"role": "user", "content": "q"}]}
     with pytest.raises(CapabilityError, match="compare: turns"):
         dpo_row(preference(turns=3).episode[0])
+    said = [{"role": "assistant", "content": "b"}, {"role": "user", "content": "?"}]
+    with pytest.raises(CapabilityError, match="compare: turns"):
+        dpo_row(preference(chosen_messages=said[:1], rejected_messages=[*said, said[0]]).episode[0])
 
 
 async def test_another_process_finds_a_job_by_its_name_alone():

@@ -240,7 +240,8 @@ def dpo_row(item: Any, tools: Sequence[Tool] | None = None) -> dict[str, Any]:
     if not isinstance(item, DPOItem):
         raise TrainingError("DPO trains on preferences (DPOItem), and found an episode; use builder dpo")
     chosen, rejected = (messages or [] for messages in (item.chosen_messages, item.rejected_messages))
-    if item.turns > 1 and not len(chosen) == len(rejected) == 1:
+    lengths = (len(chosen), len(rejected))  # Either side may have more turns.
+    if max(lengths) > 1 or (item.turns > 1 and lengths != (1, 1)):
         raise CapabilityError(
             "DPO over the fine-tuning API compares two answers to one prompt, and a pair has several turns; "
             "set 'compare: turns' in the builder 'dpo', or use 'malt'"
