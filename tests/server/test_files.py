@@ -6,13 +6,15 @@ import io
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from openai.types import FileObject
 
-from etude.server.files import check_training_file
+from etude.core.errors import RequestError
+from etude.server.files import check_training_file, read_rows
 from etude.wire.http_server import ApiError
 from tests.models.tiny_models import policy
 from tests.server.data import ASK, YES, dpo, supervised, upload
@@ -59,6 +61,11 @@ def test_a_large_file_is_taken_whole(client: openai.OpenAI) -> None:
     assert made.bytes == len(content) > 32 * 2**20
     assert client.files.content(made.id).read() == content
     client.files.delete(made.id)
+
+
+def test_a_file_that_was_deleted_is_named_by_a_job_that_reads_it(tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match="file-1 was deleted"):
+        next(read_rows(tmp_path / "file-1", "dpo"))
 
 
 def test_an_upload_that_is_sent_again_is_kept_once(client: openai.OpenAI) -> None:

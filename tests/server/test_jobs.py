@@ -151,6 +151,7 @@ def test_jobs_and_their_events_come_in_pages(client: openai.OpenAI) -> None:
         ),
         ({"method": {"type": "supervised", "dpo": {}}}, "method", "options for dpo"),
         ({"extra_body": {"typo": 1}}, "typo", "not permitted"),
+        ({"extra_headers": {"Content-Type": "text/plain"}}, None, "application/json.*found text/plain"),
     ],
 )
 def test_a_wrong_job_is_refused_with_its_field(

@@ -72,7 +72,9 @@ def check_training_file(filename: str, file: BinaryIO, codec: TextCodec | None =
 
 
 def read_rows(path: Path, method: Method) -> Iterator[TrainingRow]:
-    """Yield the rows of a file that was checked on upload."""
+    """Yield the rows of a file that was checked on upload. Raises RequestError if it was deleted since."""
+    if not path.exists():
+        raise RequestError(f"file {path.name} was deleted before the job could read it")
     with path.open("rb") as file:
         for _, line in _lines(path.name, file):
             yield ROWS[method].model_validate(read_json(line))

@@ -65,6 +65,9 @@ def api_error(request: Request, error: Exception) -> ApiError:
             return answer
         case RequestValidationError():
             message, param = describe_problems(error.errors())
+            if error.errors()[0]["type"] == "model_attributes_type":
+                found = request.headers.get("content-type", "none")
+                message += f"; send a JSON object with `Content-Type: application/json`, found {found}"
             return ApiError(400, message, param=param, code="invalid_value")
         case RequestError() | ImpossibleCall():
             return ApiError(400, str(error), param=error.param, code=choose_code(error))
