@@ -88,6 +88,14 @@ def test_a_wrong_option_of_ones_own_algorithm_is_told_like_any_other(project):
         config("tests_local_agent:play")
 
 
+def test_an_own_algorithm_may_have_a_constructor():
+    class Halved(etude.Grpo, name=""):
+        def __init__(self, **options):
+            super().__init__(**options | {"num_generations": options["num_generations"] // 2})
+
+    assert Halved(num_generations=8).num_generations == 4
+
+
 def test_a_loss_is_that_of_the_nearest_known_algorithm_that_has_it(project):
     known = ["grpo", "dpo", "supervised"]
     config("max_rl:MaxRL"), config("hinge:Hinge"), config("plain_gradient:PlainGradient")

@@ -127,10 +127,14 @@ def test_installed_packages_are_imported_on_the_first_lookup_and_not_before(inst
     sys.modules["acme_etude"] = module
 
 
-def test_a_broken_package_is_named_every_time(installed):
-    installed("import no_such_module_anywhere\n")
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [("import no_such_module_anywhere\n", "No module named 'no_such_module"), ("exit(3)\n", "SystemExit")],
+)
+def test_a_broken_package_is_named_every_time(installed, text, cause):
+    installed(text)
     for _ in range(2):
-        with pytest.raises(RequestError, match=r"package 'acme-etude' .*No module named 'no_such_module"):
+        with pytest.raises(RequestError, match=f"package 'acme-etude' .*{cause}"):
             registry.names("trainers")
 
 

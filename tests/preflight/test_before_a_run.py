@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from unittest.mock import AsyncMock
+
 import pytest
 
 import etude
+from etude.backends.lm_server import LmServerAdapter
 from etude.config.load import parse_config
 from etude.core.episode import Example, LoggedExample, count_episodes
 from etude.core.errors import RequestError
@@ -70,7 +73,10 @@ async def test_a_model_that_is_not_there():
     assert status == "error" and "base_url" in detail and "canary" not in detail
 
 
-async def test_a_backend_that_does_not_answer(tmp_path):
+@pytest.mark.parametrize("error", [None, KeyError("of an own adapter")])
+async def test_a_backend_that_does_not_answer(tmp_path, monkeypatch, error):
+    if error is not None:
+        monkeypatch.setattr(LmServerAdapter, "is_healthy", AsyncMock(side_effect=error))
     (tmp_path / "train.jsonl").write_text('{"id": "a", "question": "a?"}\n')
     found = await examined(
         GONE,

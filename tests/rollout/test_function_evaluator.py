@@ -149,6 +149,15 @@ async def test_scores_of_a_group_are_in_the_order_of_its_episodes() -> None:
     assert all("generation 2 in place of 1" in (one.error or "") for one in outputs)
 
 
+async def test_an_evaluator_may_be_written_with_def() -> None:
+    class Plain(Evaluator):
+        def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:  # type: ignore[override]
+            return EvalOutputItem(id=item.id, score=0.5)
+
+    (output,) = await evaluate(Plain(), [EvalInputItem(id="1")], 5.0)
+    assert output.score == 0.5
+
+
 async def test_an_exception_is_an_error_that_names_the_line() -> None:
     def broken(example: Example, output: str) -> float:
         return 1 / 0

@@ -65,7 +65,7 @@ class Algorithm(Collecting):
         """
         unknown = next((name for name in options if name not in field_names(cls)), None)
         if unknown is None:
-            if options:
+            if options and cls.__init__ is Algorithm.__init__:  # Pydantic calls a class's own.
                 _validate(cls, cls.__name__, options)
             return super().__new__(cls)
         instead = alternatives(unknown, cls.model_fields)

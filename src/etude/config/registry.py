@@ -72,7 +72,7 @@ def load_entry_points() -> None:
         note_user_module(entry_point.module)
         try:
             entry_point.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             _unread_group = group
             package = entry_point.dist.name if entry_point.dist else "an unknown package"
             raise RequestError(

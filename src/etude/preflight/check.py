@@ -19,7 +19,7 @@ from etude.backends.local import check_local
 from etude.backends.trainer_adapter import LOCAL_CAPABILITIES, LocalAdapterConfig, check_run
 from etude.config.builder import Builder, TargetBuilder
 from etude.config.finetuning import FinetuneConfig, read_transcripts
-from etude.config.import_path import is_import_path
+from etude.config.import_path import is_import_path, user_code
 from etude.config.schema import Config
 from etude.core.call import ChatRequest, Completion, Sampling
 from etude.core.episode import Example, ToolSet
@@ -309,7 +309,7 @@ async def examine_services(config: Config, findings: Findings) -> None:
             for name, settings in config.trainer_adapters.items() if config.finetuning.enabled else ():
                 if isinstance(settings, LocalAdapterConfig):
                     continue
-                with findings.catch_errors(f"backend {name}"):
+                with findings.catch_errors(f"backend {name}"), user_code(EtudeError, "it could not be asked"):
                     adapter = await builder.get_trainer_adapter(name)
                     if await adapter.is_healthy():
                         findings.ok(f"backend {name}", "answers, and can train now")

@@ -445,9 +445,9 @@ async def _evaluate(evaluator: Evaluator, items: Sequence[EvalInputItem]) -> lis
         own = [_copy_item(item) for item in items]
         outputs: Sequence[Any]
         if evaluator.is_relative:
-            outputs = await evaluator.evaluate_group(own)
+            outputs = await call_any(partial(evaluator.evaluate_group, own))
         else:
-            outputs = [await evaluator.evaluate_item(item) for item in own]
+            outputs = [await call_any(partial(evaluator.evaluate_item, item)) for item in own]
         if not isinstance(outputs, Sequence) or isinstance(outputs, str):
             raise TypeError(f"evaluate_group returned {name_type(outputs)}; return a list of scores")
         if len(outputs) != len(items):
