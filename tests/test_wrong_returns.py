@@ -62,6 +62,7 @@ def completed(name: str = "x") -> etude.TrainingJobStatus:
         (guide.GuideBuilder, "finalize", [], "a list ([])"),
         (guide.GuideBuilder, "run_eval", None, "None"),
         (guide.GuideBuilder, "compute_reward", "0.5", "a str ('0.5')"),
+        (guide.GuideBuilder, "compute_reward", float("nan"), "a float (nan)"),
         (guide.GuideTrainer, "run", None, "None"),
         (guide.GuideTrainer, "run", [completed(), None], "a list (["),
         (guide.GuideTrainer, "run_epoch", "job-1", "a str ('job-1')"),
@@ -173,3 +174,48 @@ def test_of_an_engine(tmp_path, monkeypatch, says, returned, is_plain):
     with pytest.raises(ErrorBudgetExceeded, match=said):
         model = "tests.cli.parts:scripted"
         etude.evaluate(play, reward=correct, examples=examples(2), model={"_type": model}, progress=False)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"message": "yes"}, "message: .*'yes'"),
+        ({"logprobs": (0.5, -1.0)}, r"logprobs.0: .* 0\.5"),
+        ({"logprobs": (-1.0,)}, "1 logprobs for [0-9]+ completion_ids"),
+        ({"completion_ids": (3.5,)}, r"completion_ids.0: .* 3\.5"),
+        ({"model_version": "1"}, "model_version: .* '1'"),
+    ],
+)
+def test_of_an_engine_whose_completion_cannot_be(tmp_path, monkeypatch, wrong, said):
+    class Mine(ScriptedEngine):
+        async def complete(self, request):
+            return replace(await super().complete(request), **wrong)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("tests.cli.parts.ScriptedEngine", Mine)
+    said = rf"test_wrong_returns.py:\d+: .*Mine.complete returned a Completion with {said}"
+    with pytest.raises(ErrorBudgetExceeded, match=said):
+        model = "tests.cli.parts:scripted"
+        etude.evaluate(play, reward=correct, examples=examples(2), model={"_type": model}, progress=False)
+
+
+async def test_an_engine_that_could_not_adopt_is_refused_before_it_samples(run):
+    class NoAdopt:
+        version = 0
+
+        async def complete(self, request):
+            raise AssertionError("sampled")
+
+    run.engine = NoAdopt()
+    with pytest.raises(RequestError, match=r"'policy', a .*NoAdopt, .* no `adopt`"):
+        await run.start(num_epochs=1)
+
+
+def test_a_value_in_place_of_a_method_is_refused_where_it_stands():
+    with pytest.raises(RequestError, match=r"Mine\.capabilities must be a method"):
+        type("Mine", (FakeAdapter,), {"capabilities": etude.Capabilities()})
+
+
+def test_metrics_of_a_job_have_names_that_are_text():
+    status = completed().model_copy(update={"metadata": {"metrics": {1: 0.5}}})
+    assert status.metrics == {"1": 0.5}

@@ -283,10 +283,7 @@ async def train_in(
                 statuses = await trainer.run(config.finetuning.num_epochs)
             finally:
                 await trainer.cleanup()
-    # A custom trainer may return failures instead of raising them.
-    if not statuses:
-        raise TrainingError("the run trained on nothing: the trainer returned no training job")
-    for status in statuses:
+    for status in statuses:  # A custom trainer may return failures instead of raising them.
         if status.status is not TrainingStatusEnum.COMPLETED:
             message = f": {status.message}" if status.message else ""
             raise TrainingError(f"job {status.run_id} ({status.backend}) ended as '{status.status}'{message}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import math
 import re
 import sys
 import time
@@ -259,6 +260,8 @@ def wrap_implementations(cls: type, *interfaces: type) -> None:
     for name, declared in methods.items():
         own = vars(cls).get(name)
         is_method = inspect.isfunction(declared) and not name.startswith("_")
+        if is_method and own is not None and not (callable(own) or isinstance(own, classmethod)):
+            raise RequestError(f"{cls.__name__}.{name} must be a method: `def {name}(self, …)`")
         if is_method and inspect.isfunction(own) and not getattr(own, "__isabstractmethod__", False):
             setattr(cls, name, _wrap_method(own, declared))
 
@@ -268,7 +271,7 @@ def _wrap_method(own: C, declared: Callable[..., Any]) -> C:
     is_awaited = inspect.iscoroutinefunction(declared)
     if inspect.iscoroutinefunction(own) and not is_awaited:
         raise RequestError(
-            f"{_place(own)} is `async def`, and {declared.__qualname__} is not awaited; "
+            f"{place_of(own)} is `async def`, and {declared.__qualname__} is not awaited; "
             "write `def`, and await nothing in it"
         )
 
@@ -307,7 +310,9 @@ def check_return(value: Any, implementation: Callable[..., Any], declared: Calla
     is_class = isinstance(expected, type) and not get_args(expected)
     # As written in code, without modules: `TrainingJobRef | Skipped`.
     written = re.sub(r"(?:\w+\.)+|(?<=None)Type", "", expected.__name__ if is_class else str(expected))
-    raise WrongReturnError(f"{_place(implementation)} returned {shown}, and `{written}` is expected{missing}")
+    raise WrongReturnError(
+        f"{place_of(implementation)} returned {shown}, and `{written}` is expected{missing}"
+    )
 
 
 @functools.cache
@@ -345,16 +350,15 @@ def _fits(value: Any, expected: Any) -> bool:
         return value in get_args(expected)
     if expected is float:
         try:
-            number(value)
+            return math.isfinite(number(value))
         except ValueError:
             return False
-        return True
     if expected is bool and getattr(value, "ndim", None) == 0:
         value = value.item()  # Scalars of numpy or torch.
     return isinstance(value, get_origin(expected) or expected)
 
 
-def _place(method: Callable[..., Any]) -> str:
+def place_of(method: Callable[..., Any]) -> str:
     """Return the place of a method: `parts.py:12: Mine.submit`."""
     name = getattr(method, "__qualname__", repr(method)).rpartition("<locals>.")[2]
     code = getattr(inspect.unwrap(method), "__code__", None)

@@ -63,7 +63,8 @@ class TrainingJobStatus(DataModel, revalidate_instances="always"):
     @property
     def metrics(self) -> dict[str, Any]:
         """The job's metrics in `metadata`; empty if there are none."""
-        return (self.metadata or {}).get("metrics") or {}
+        metrics = (self.metadata or {}).get("metrics") or {}
+        return {str(name): value for name, value in metrics.items()}
 
 
 class Skipped(BaseModel, frozen=True):

@@ -11,12 +11,16 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, Protocol, TypeAlias
 
+from pydantic import BaseModel, StrictInt, ValidationError, model_validator
 from pydantic_core import to_json
 
 from etude.config.component import LlmConfig
 from etude.core.call import NO_USAGE, ChatRequest, Completion, Usage
-from etude.core.interfaces import Engine, check_return
+from etude.core.data_model import first_fault
+from etude.core.interfaces import Engine, WrongReturnError, check_return, place_of
 from etude.core.job import ModelVersion
+from etude.core.message import Message
+from etude.core.training_rows import Logprob, TokenId
 from etude.engines.local import OpponentsConfig
 from etude.wire.retries import count_retries, set_value
 
@@ -79,6 +83,23 @@ class Account(Protocol):
         """Count like `Ledger.settle`."""
 
 
+class _Answer(BaseModel, from_attributes=True):
+    """What a completion of any engine must have, also of a user's."""
+
+    message: Message
+    prompt_ids: Sequence[TokenId] | None
+    completion_ids: Sequence[TokenId] | None
+    logprobs: Sequence[Logprob] | None
+    model_version: StrictInt
+
+    @model_validator(mode="after")
+    def _logprobs_are_of_the_tokens(self) -> _Answer:
+        ids, logprobs = self.completion_ids, self.logprobs
+        if ids is not None and logprobs is not None and len(ids) != len(logprobs):
+            raise ValueError(f"{len(logprobs)} logprobs for {len(ids)} completion_ids")
+        return self
+
+
 class MeteredEngine(Engine):
     """An engine that counts the calls of any other engine.
 
@@ -112,6 +133,11 @@ class MeteredEngine(Engine):
             value: Any = self.metered.complete(request)
             done = await value if inspect.isawaitable(value) else value
             done = check_return(done, self.metered.complete, Engine.complete)
+            try:
+                _Answer.model_validate(done)
+            except ValidationError as error:
+                place = place_of(self.metered.complete)
+                raise WrongReturnError(f"{place} returned a Completion with {first_fault(error)}") from None
             return done, done.usage
 
         completion: Completion = await self._count_call(most, call)

@@ -15,11 +15,11 @@ from etude.config.builder import TargetBuilder
 from etude.config.finetuning import FinetuneConfig
 from etude.config.import_path import where_raised
 from etude.core.conversion import TrajectoryCollection
-from etude.core.data_model import finite
+from etude.core.data_model import finite, name_type
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import EtudeError, RequestError, RunStopped, TrainingError
 from etude.core.evaluation import EvalOutputItem
-from etude.core.interfaces import Progress, WrongReturnError
+from etude.core.interfaces import Progress, WrongReturnError, innermost
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.json_text import json_facts
 from etude.core.records import JobDropped, JobEnded, Submission
@@ -190,6 +190,13 @@ class RecordedTrainer:
         backend = adapter.adapter_config.type_name or type(adapter).__name__
         capabilities, llms = adapter.capabilities(), runtime.builder.config.llms
         check_run(f"'{backend}'", capabilities, builder, run_config, llms, runtime.target_model)
+        engine = innermost(runtime.engines[runtime.target_model])
+        lacks = [name for name in ("complete", "adopt", "version") if not hasattr(engine, name)]
+        if capabilities.versions and lacks:
+            raise RequestError(
+                f"the engine of '{runtime.target_model}', {name_type(engine)}, must adopt the versions of "
+                f"'{backend}', and has no `{'` and no `'.join(lacks)}`; see docs/extending.md"
+            )
         kinds = {builder.method, data_kind(builder.method)}
         builder.token_ids_required = bool(kinds & capabilities.token_ids_for)
         await recover(books)
@@ -237,7 +244,7 @@ class RecordedTrainer:
                 "submitted; return what `wait_until_complete` says of each, and resume the run"
             )
         await end_run([books], num_epochs, self._given.run, progress)
-        return statuses
+        return statuses or require_trained([books])
 
     async def cleanup(self) -> None:
         """Stop collecting and free the parts, even if one of them raises."""
