@@ -149,6 +149,14 @@ async def test_scores_of_a_group_are_in_the_order_of_its_episodes() -> None:
     assert all("generation 2 in place of 1" in (one.error or "") for one in outputs)
 
 
+async def test_an_error_whose_text_has_half_a_character_can_be_printed() -> None:
+    def broken(example: Example, output: str) -> float:
+        raise ValueError("half \ud83d")
+
+    output = await outcome(broken)
+    assert (output.error or "").endswith(r"half \ud83d")
+
+
 async def test_an_evaluator_may_be_written_with_def() -> None:
     class Plain(Evaluator):
         def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:  # type: ignore[override]

@@ -218,6 +218,7 @@ def safe_error_text(error: BaseException) -> str:
         return f"(its text cannot be read: {type(problem).__name__})"
     count = len(text)
     text = mask_secrets(text[: _SHOWN_CHARACTERS + _LONGEST_SECRET])
+    text = text.encode("utf-8", "backslashreplace").decode()  # Half of a surrogate pair cannot be printed.
     return f"{text[:_SHOWN_CHARACTERS]} … ({count} characters)" if count > _SHOWN_CHARACTERS else text
 
 
