@@ -191,7 +191,7 @@ def save_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
         save_file({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, path)
         note_sum(path)
     except (OSError, SafetensorError) as error:
-        raise StoreError(f"cannot write {path}: {error}; free some space and run `etude resume`") from error
+        raise StoreError(f"cannot write {path}: {error}; free some space and try again") from error
 
 
 def load_tensors(path: Path) -> dict[str, torch.Tensor]:
