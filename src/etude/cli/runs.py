@@ -107,7 +107,7 @@ def check(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> No
         with on_error(lambda: hints.command("resume", path)):
             raise StoreError(f"{path} is damaged: {'; '.join(files)}. A damaged version is made again")
     say("its journal is whole: every entry is as it was written, and none is missing")
-    say("its config and its versions are whole: every file is as it was written")
+    say("its versions are whole: every file is as it was written")
     next_step(hints.after_run(path))
 
 
