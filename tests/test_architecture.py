@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_767,
+    "lines of source": 54_818,
     "modules": 248,
-    "lines of tests": 44_667,
+    "lines of tests": 44_771,
     "benchmark files": 12,
     "config keys": 306,
 }
