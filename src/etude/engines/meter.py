@@ -84,7 +84,7 @@ class Account(Protocol):
 
 
 class _Answer(BaseModel, from_attributes=True):
-    """What a completion of any engine must have, also of a user's."""
+    """The parts of a completion that any engine must return, also a user's."""
 
     message: Message
     prompt_ids: Sequence[TokenId] | None
