@@ -58,7 +58,7 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_818,
+    "lines of source": 54_807,
     "modules": 248,
     "lines of tests": 44_771,
     "benchmark files": 12,

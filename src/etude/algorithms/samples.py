@@ -33,19 +33,6 @@ def count_cut_off(calls: Iterable[Call]) -> int:
     return sum(made is not None and made.finish_reason == "length" for made in completions)
 
 
-def mask_cut_off(unit: SampleOrPair, kind: Kind) -> SampleOrPair | None:
-    """Return the unit without cut-off answers in its loss, or None if it has to be left out.
-
-    A compared sample keeps its place in the group, so it counts in the mean.
-    """
-    is_kept = [turn.finish_reason != "length" for sample in unit.samples for turn in sample.turns]
-    if all(is_kept):
-        return unit
-    if isinstance(unit, Pair) or kind != "samples" or not unit.ids:
-        return None
-    return unit.scale_weights(map(float, is_kept))
-
-
 EVERY_FUNCTION = "*"
 """Stands for all functions among the targeted ones."""
 
@@ -364,10 +351,17 @@ class Tally:
 
 
 def without_cut_off(group: UnitGroup, kind: Kind, tally: Tally) -> UnitGroup:
-    """Return the group with cut-off answers masked out of its loss."""
-    made = [mask_cut_off(unit, kind) for unit in group.units]
-    tally.leave_out(CUT_OFF, made.count(None))
-    return replace(group, units=[unit for unit in made if unit is not None])
+    """Return the group with cut-off answers masked out of its loss. A compared sample keeps its place in the
+    group, so it counts in the mean. Other units are left out."""
+    made: list[SampleOrPair] = []
+    for unit in group.units:
+        is_kept = [turn.finish_reason != "length" for sample in unit.samples for turn in sample.turns]
+        if all(is_kept):
+            made.append(unit)
+        elif isinstance(unit, Sample) and kind == "samples" and unit.ids:
+            made.append(unit.scale_weights(map(float, is_kept)))
+    tally.leave_out(CUT_OFF, len(group.units) - len(made))
+    return replace(group, units=made)
 
 
 def is_play(episode: EpisodeRecord) -> bool:

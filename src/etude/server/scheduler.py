@@ -87,7 +87,13 @@ class Scheduler:
         )
         self.jobs, self._files, self._models = jobs, files, models
         self._pool = pool
-        self.places = places_for(settings)
+        self.places: Places = local_places
+        if (cluster := settings.cluster) is not None:
+            from etude.processes.ray_cluster import ray_places
+
+            # Workers import custom algorithms from the server's current folder.
+            code = Path.cwd() if settings.algorithms else None
+            self.places = partial(ray_places, config=cluster, on_gpus=settings.device != "cpu", code=code)
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._engine_away_for: set[str] = set()
         """The jobs that stopped the engine, until it is back."""
@@ -199,17 +205,6 @@ class Scheduler:
             validation_file=None if held_out is None else self._files.path(held_out).absolute(),
             made=settings.data_dir / "models" / job["id"],
         )
-
-
-def places_for(settings: ServerSettings) -> Places:
-    """Return the places of training processes, local or on Ray."""
-    if (cluster := settings.cluster) is None:
-        return local_places
-    from etude.processes.ray_cluster import ray_places
-
-    # Workers import custom algorithms from the server's current folder.
-    code = Path.cwd() if settings.algorithms else None
-    return partial(ray_places, config=cluster, on_gpus=settings.device != "cpu", code=code)
 
 
 class ServerOrder(JobOrder):
