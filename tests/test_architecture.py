@@ -58,9 +58,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_807,
+    "lines of source": 54_824,
     "modules": 248,
-    "lines of tests": 44_771,
+    "lines of tests": 44_813,
     "benchmark files": 12,
     "config keys": 306,
 }

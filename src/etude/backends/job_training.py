@@ -31,7 +31,7 @@ from etude.core.sample import Pair, Sample, SampleOrPair, Unit, has_gradient, is
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.objective import Objective
 from etude.learner.optimiser import Schedule, Step, plan_steps
-from etude.models.device import available_memory, release_freed_memory, shown_bytes
+from etude.models.device import available_memory, release_freed_memory, release_threads, shown_bytes
 from etude.models.policy import Policy
 from etude.models.template import ChatTemplate
 from etude.models.weights import load_tensors
@@ -421,6 +421,7 @@ class LocalLearner:
                 location = str(self._versions.folder(number))
                 written = ModelVersion(number=number, location=location, digest=policy.digest())
         release_freed_memory()
+        release_threads()
         return FinishedJob.model_validate({**made.facts, "version": written})
 
     def _restore(self, start: ModelVersion) -> None:

@@ -27,6 +27,7 @@ from etude.core.errors import CapabilityError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash, fold
 from etude.learner.learner import TrainingCanceled
+from etude.models.device import release_threads
 from etude.models.policy import LoraOptions, Policy
 from etude.store.files import DamagedError
 
@@ -105,6 +106,7 @@ class LocalAdapter(TrainerAdapter):
             self._workplace = LocalLearner(*of, options, seconds)
         else:
             self._workplace = ClusterLearners(self._learners, *of)
+        release_threads()
 
     def capabilities(self) -> Capabilities:
         return LOCAL_CAPABILITIES

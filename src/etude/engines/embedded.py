@@ -23,6 +23,7 @@ from etude.engines.graph_decoder import GraphDecoder
 from etude.engines.sampler import LiveRow, uniforms
 from etude.models.answer_parsing import Decode
 from etude.models.architecture import takes_key_value_slots
+from etude.models.device import release_threads
 from etude.models.policy import Policy
 from etude.models.text_codec import TextCodec
 
@@ -87,6 +88,7 @@ class EmbeddedEngine(Engine, TokenEngine):
         self._max_tokens = max_tokens
         self._deterministic = deterministic
         self._decoder: Decoder | None = self._make_decoder()
+        release_threads()
         policy.samplers.add(self)
         self._rests = False
         """Whether to drop the decoder as soon as there are no requests."""
@@ -183,6 +185,7 @@ class EmbeddedEngine(Engine, TokenEngine):
             while not self._closed and not active and not self._incoming:
                 if self._rests:
                     self._decoder, self._rests = None, False
+                release_threads()
                 self._wake.wait()
             most = self._decoder.most_rows if self._decoder else MOST_ROWS
             while self._incoming and len(active) < most:

@@ -121,6 +121,16 @@ def release_freed_memory() -> None:
         ctypes.CDLL(None).malloc_trim(0)
 
 
+def release_threads() -> None:
+    """End the threads that OpenMP keeps for the calling thread; its next operation starts new ones.
+
+    OpenMP keeps some for each thread that has computed. If a process has more of them than cores, they sleep
+    after every operation: a training step then took a fifth longer on two cores.
+    """
+    with suppress(AttributeError, OSError, TypeError):  # Not all of OpenMP's libraries have the function.
+        ctypes.CDLL(None).omp_pause_resource_all(1)
+
+
 def shown_bytes(count: float) -> str:
     """Format a number of bytes, in powers of 1000: `1.5 GB`."""
     return decimal(round(count))

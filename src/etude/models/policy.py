@@ -17,7 +17,7 @@ from safetensors import SafetensorError
 from etude.core.errors import EngineError, RequestError, StoreError
 from etude.core.job import ModelVersion
 from etude.models.architecture import BUILDING, count_parameters, language_parts, why_unusable, with_lora
-from etude.models.device import choose_device, choose_dtype, limit_threads
+from etude.models.device import choose_device, choose_dtype, limit_threads, release_threads
 from etude.models.text_codec import TextCodec, load_generation_config, load_tokenizer
 from etude.models.weights import digest, load_model, load_tensors, loading, own_part, silence_transformers
 from etude.store.files import WEIGHTS_FILE
@@ -220,6 +220,7 @@ class Policy:
                 )
             self.load_tensors(tensors)
             self.mark_changed(version.number, actual)
+        release_threads()
 
     def copy_tensors(self) -> dict[str, torch.Tensor]:
         """Copy the trainable tensors in their current state."""
