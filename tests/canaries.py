@@ -19,7 +19,7 @@ from typing import Any
 
 import yaml
 
-from tests.cli.projects import finished
+from tests.cli.projects import run_to_end
 from tests.json_server import JsonServer
 
 AGENT = '''
@@ -57,7 +57,7 @@ async def play(example: etude.Example, episode: etude.Episode, password, service
 
 
 @etude.evaluator
-def varied(example: etude.Example, output: str) -> tuple[float, object]:
+def vary(example: etude.Example, output: str) -> tuple[float, object]:
     if example.inputs["trouble"] == "evaluator":
         raise ValueError(f"the grader has no use for {os.environ['CLIENT_SECRET']!r}")
     return len(set(output)) / 8, {"seen": [os.environ["CLOUD_CREDENTIALS"]]}
@@ -78,7 +78,7 @@ class Planted:
 
     def type(self, *words: str, code: int = 0) -> str:
         """The output of a command, which must end with that code."""
-        done = finished(*words, folder=self.folder, environment=self.environment)
+        done = run_to_end(*words, folder=self.folder, environment=self.environment)
         told = self.outputs[" ".join(words)] = done.stdout + done.stderr
         assert done.returncode == code, told
         return told
@@ -100,7 +100,7 @@ class Planted:
 
 
 @contextlib.contextmanager
-def planted(folder: Path, config: Mapping[str, Any]) -> Iterator[Planted]:
+def plant(folder: Path, config: Mapping[str, Any]) -> Iterator[Planted]:
     """A project in a folder; `config` has its model `policy`, the adapter that trains it, and what else it
     needs. Its other model is behind an endpoint that refuses requests, and repeats them, while this is open.
     """
@@ -141,7 +141,7 @@ def planted(folder: Path, config: Mapping[str, Any]) -> Iterator[Planted]:
             "workflow": {"_type": "function", "function": "agent:play", "arguments": arguments},
             "eval": {
                 "general": {"dataset": "train.jsonl", **config.get("eval", {}).get("general", {})},
-                "evaluators": {"varied": "agent:varied"},
+                "evaluators": {"varied": "agent:vary"},
             },
         }
         folder.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ def each_operation(prefix: str, operation: Callable[[], None]) -> None:
     """
     sync = os.fsync
 
-    def synced(file: int) -> None:
+    def sync_and_count(file: int) -> None:
         # Files that native code writes are seen here alone.
         if _absolute(Path(f"/proc/self/fd/{file}").readlink()).startswith(prefix):
             operation()
@@ -47,7 +47,7 @@ def each_operation(prefix: str, operation: Callable[[], None]) -> None:
             if _absolute(values[0], within).startswith(prefix):
                 operation()
 
-    os.fsync = synced
+    os.fsync = sync_and_count
     sys.addaudithook(hook)
 
 
@@ -59,12 +59,12 @@ def each_statement(operation: Callable[[], None]) -> None:
         if not text.lstrip().upper().startswith(_READS):
             operation()
 
-    def traced(*args: Any, **options: Any) -> sqlite3.Connection:
+    def connect_traced(*args: Any, **options: Any) -> sqlite3.Connection:
         connection = connect(*args, **options)
         connection.set_trace_callback(statement)
         return connection
 
-    sqlite3.connect = traced  # type: ignore[assignment]
+    sqlite3.connect = connect_traced  # type: ignore[assignment]
 
 
 def killed_at(number: int, counted: Callable[[], object] = lambda: None) -> Callable[[], None]:

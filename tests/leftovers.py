@@ -26,7 +26,7 @@ def no_leftovers() -> Iterator[None]:
     deadline = time.monotonic() + _SECONDS
     while (left := _started_with(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
-    named = [_named(process) for process in left]
+    named = [_describe(process) for process in left]
     for process in left:
         process.kill()
     if named:
@@ -50,7 +50,7 @@ def _started_with(mark: str) -> list[psutil.Process]:
     return found
 
 
-def _named(process: psutil.Process) -> str:
+def _describe(process: psutil.Process) -> str:
     try:
         command, folder = " ".join(process.cmdline())[:200], process.cwd()
         return f"{process.pid}: {command}; in {folder}; {process.environ().get('PYTEST_CURRENT_TEST', '')}"

@@ -84,7 +84,7 @@ def pretending() -> Iterator[Counter[str]]:
         torch._C._set_only_lift_cpu_tensors(usual)
 
 
-def moved(policy: Any) -> Any:
+def move_to_device(policy: Any) -> Any:
     """The policy, with all that its model holds on the pretended device."""
     there: dict[torch.Tensor, torch.Tensor] = {}
     for module in policy.model.modules():

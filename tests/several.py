@@ -21,15 +21,15 @@ async def play(example: Example, episode: Any) -> dict[str, str]:
     return {"prover": claim.text, "verifier": verdict.text}
 
 
-def proved(example: Example, output: dict[str, str]) -> float:
+def prover_yes(example: Example, output: dict[str, str]) -> float:
     return float(output["prover"] == "yes")
 
 
-def verified(example: Example, output: dict[str, str]) -> float:
+def verifier_yes(example: Example, output: dict[str, str]) -> float:
     return float(output["verifier"] == "yes")
 
 
-def asked() -> list[Example]:
+def questions() -> list[Example]:
     return examples(3)
 
 
@@ -40,11 +40,11 @@ def held_out() -> list[Example]:
 def config(num_epochs: int = 2, *, prover: Any = None, verifier: Any = None, **changes: Any) -> Config:
     """The config of a run; `prover` and `verifier` are keys of their targets."""
     data: dict[str, Any] = {
-        "llms": dict.fromkeys(("prover", "verifier"), "tests.cli.parts:scripted"),
+        "llms": dict.fromkeys(("prover", "verifier"), "tests.cli.parts:open_scripted"),
         "workflow": "tests.several:play",
         "eval": {
-            "general": {"dataset": "tests.several:asked"},
-            "evaluators": {"proved": "tests.several:proved", "verified": "tests.several:verified"},
+            "general": {"dataset": "tests.several:questions"},
+            "evaluators": {"proved": "tests.several:prover_yes", "verified": "tests.several:verifier_yes"},
         },
         "trajectory_builders": {"grpo": {"_type": "grpo", "num_generations": 4}},
         "trainer_adapters": {"backend": "tests.cli.parts:counting"},
@@ -84,7 +84,7 @@ class Several:
                 report=lambda history, folder, final: write_metrics(history, folder),
             )
 
-    def restarted(self) -> Several:
+    def restart(self) -> Several:
         """The same run in a new process: same folder and backends, new engines."""
         return Several(self.path)
 

@@ -28,7 +28,7 @@ def one_quick(first: Any, *others: Any) -> list[Any]:
     return [first, *(pytest.param(*each, marks=pytest.mark.slow) for each in tuples)]
 
 
-def drawn(number: int) -> int:
+def draws(number: int) -> int:
     """How many examples hypothesis draws: this number in the quick tests, and 2.5 times as many in all."""
     return number * settings().max_examples // 40
 

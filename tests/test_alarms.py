@@ -60,7 +60,7 @@ async def test_a_warning_is_told_once_and_is_in_the_journal_the_files_and_the_su
     assert {"answer_tokens", "sampled_entropy"} <= lines[0].keys()
     warnings = [text for text in read_summary(run).warnings if "trusted" in text]
     assert warnings == ["epoch 3 (and 1 more): this epoch is not to be trusted"]
-    resumed = run.restarted()
+    resumed = run.restart()
     await resumed.start(num_epochs=5)
     assert not any("trusted" in text for text in resumed.watcher.warnings)
 
@@ -72,7 +72,7 @@ async def test_stop_ends_the_run_early_with_the_reason_also_when_it_is_resumed(r
     assert len(run.engine.requests) == 2 * OF_AN_EPOCH
     assert read_summary(run).stopped == "epoch 2: this epoch is not to be trusted"
     assert any(text.startswith("stopped after epoch 2: epoch 2: this") for text in run.watcher.events)
-    resumed = run.restarted()
+    resumed = run.restart()
     await resumed.start(num_epochs=4)
     assert resumed.engine.requests == [] and epochs_done(run) == [1, 2]
 
@@ -82,7 +82,7 @@ async def test_an_alarm_in_the_last_epoch_stops_nothing_early_until_the_run_is_t
     await run.start(num_epochs=2)
     assert read_summary(run, 2).stopped is None
     assert not any("stopped after" in text for text in run.watcher.events)
-    resumed = run.restarted()
+    resumed = run.restart()
     await resumed.start(num_epochs=4)
     said = "epoch 2: this epoch is not to be trusted"
     assert read_summary(run).stopped == said
@@ -102,7 +102,7 @@ async def test_a_stop_that_a_kill_came_before_ends_the_run_when_it_is_resumed(ru
     run.watcher = Killed()
     with pytest.raises(Interrupted):
         await run.start(num_epochs=4)
-    await run.restarted().start(num_epochs=4)
+    await run.restart().start(num_epochs=4)
     assert epochs_done(run) == [1, 2]
     assert read_summary(run).stopped == "epoch 2: this epoch is not to be trusted"
 

@@ -19,7 +19,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.size import measured
+from etude.core.interfaces import Progress
+from tests.size import measure
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "etude"
@@ -83,7 +84,7 @@ GUESTS = {"nat", "verifiers"}
 def modules() -> dict[str, ast.Module]:
     """The syntax trees of all modules, by their join_path names."""
     gc.disable()  # Looking for garbage among them would take longer than making them.
-    found = {_dotted(path): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")}
+    found = {_module_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")}
     gc.freeze()
     gc.enable()
     return found
@@ -95,7 +96,7 @@ def nodes() -> dict[str, list[ast.AST]]:
     return {module: [*ast.walk(tree)] for module, tree in modules().items()}
 
 
-def _dotted(path: Path) -> str:
+def _module_name(path: Path) -> str:
     parts = path.relative_to(SOURCE.parent).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -188,7 +189,7 @@ def test_modules_are_short():
 
 
 def test_the_house_only_gets_smaller():
-    grown = {name: count for name, count in measured().items() if count > MOST[name]}
+    grown = {name: count for name, count in measure().items() if count > MOST[name]}
     assert not grown, f"{grown}, where at most {MOST} are allowed: take something else away"
 
 
@@ -292,6 +293,19 @@ def test_tests_match_the_facts_of_an_error_and_not_its_sentence():
     )
 
 
+def test_functions_have_verbs_or_nouns_for_names():
+    """No bare participles, and no `of`. The events of `Progress` say what has happened."""
+    irregular = "built|done|drawn|found|given|heard|held|kept|lost|made|said|seen|sent|shown|told|won|written"
+    bad = rf"(?!embed)[a-z]*[^e_]ed|[a-z]{{0,4}}(?:{irregular})|of|of_\w+|\w+_of"
+    check(
+        f"{path.relative_to(ROOT)}: {name}"
+        for folder in ("src", "benchmarks", "examples", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+        for name in re.findall(rf"(?m)^ *(?:async )?def _*({bad})\(", path.read_text("utf-8"))
+        if name not in vars(Progress) and not name.startswith("test_")
+    )
+
+
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 _STEP = re.compile(r"^(\d+)\. `([\w/]+\.py)`: `([\w.]+)`(?: → `\w+`)?\.", re.MULTILINE)
 _SECTIONS = dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", PAGE, re.MULTILINE | re.DOTALL))
@@ -316,7 +330,7 @@ def test_a_walk_meets_as_many_files_as_the_page_says():
 
 def _is_defined(file: str, name: str) -> bool:
     """Whether a file defines a function, class, method or field."""
-    scope: ast.AST = modules()[_dotted(SOURCE / file)]
+    scope: ast.AST = modules()[_module_name(SOURCE / file)]
     for part in name.split("."):
         inner = [node for node in ast.iter_child_nodes(scope) if _defined_name(node) == part]
         if not inner:

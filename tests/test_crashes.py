@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from tests.cli.killed import everything
-from tests.cli.projects import change, finished
+from tests.cli.projects import change, run_to_end
 from tests.crashing import killed_and_whole
 from tests.file_operations import is_killed
 from tests.support import one_quick, read_summary, without_times
 from tests.test_docs import ROOT, find_blocks, write_file
 
 
-def told(folder):
+def results(folder):
     """The run's journal, figures and files, of each target too, but for times and the process."""
     found = {**everything(folder / "run"), "summary": without_times(read_summary(folder / "run"))}
     for path in sorted((folder / "run").rglob("*.json*")):
@@ -41,7 +41,7 @@ LOGS = {"now": 1, "ahead": 1, "two": 2, "two-ahead": 2, "pool": 0, "warm-up": 0}
 )
 def test_a_run_that_is_killed_anywhere_ends_where_an_uninterrupted_one_ends(tmp_path, kind, kills):
     killed, whole = killed_and_whole(kind, tmp_path, kills)
-    assert told(killed) == told(whole)
+    assert results(killed) == results(whole)
     assert jobs(killed) == jobs(whole)
     assert jobs(whole) or kind == "warm-up"  # Which trains here.
     calls, expected = (
@@ -64,7 +64,7 @@ def command(name: str) -> tuple[str, ...]:
     return ("train", "config.yml", "--name", "run", "-o", f"finetuning.output_dir={name}")
 
 
-def kept(run: Path) -> dict[str, Any]:
+def stored_steps(run: Path) -> dict[str, Any]:
     """All that the journal has, and the names of the jobs that were made."""
     return {**everything(run), "jobs": sorted(path.name for path in (run / "checkpoints").glob("*.json"))}
 
@@ -76,8 +76,8 @@ def test_a_run_of_ones_own_parts_that_is_killed_anywhere_ends_the_same(tmp_path:
     for block in find_blocks(page):
         write_file(block, page, tmp_path)
     change(tmp_path / "config.yml", finetuning__num_epochs=EPOCHS)
-    assert finished(*command("whole"), folder=tmp_path).returncode == 0
-    whole = kept(tmp_path / "whole" / "run")
+    assert run_to_end(*command("whole"), folder=tmp_path).returncode == 0
+    whole = stored_steps(tmp_path / "whole" / "run")
     assert len(whole["jobs"]) == EPOCHS
     for number in range(1, 100):
         name = f"killed-{number}"
@@ -88,6 +88,6 @@ def test_a_run_of_ones_own_parts_that_is_killed_anywhere_ends_the_same(tmp_path:
         if not (run / "config.yml").exists() or not (run / "run.db").exists():
             continue  # Nothing is there to go on with.
         if is_killed(tmp_path / name, STEP, *resume, folder=tmp_path):
-            done = finished(*resume, folder=tmp_path)
+            done = run_to_end(*resume, folder=tmp_path)
             assert done.returncode == 0, done.stderr
-        assert kept(run) == whole
+        assert stored_steps(run) == whole

@@ -14,7 +14,7 @@ def config(**keys):
     return CurriculumLearningConfig(enabled=True, **keys)
 
 
-def applied(made, seed=0, epoch=0, **keys):
+def apply(made, seed=0, epoch=0, **keys):
     """The groups, state and figures of the first epoch with a curriculum of these keys."""
     settings = config(**keys)
     return apply_curriculum(made, initial_state(settings), settings, seed, epoch)
@@ -49,10 +49,10 @@ def test_disabled_it_selects_everything():
 
 
 def test_the_easiest_groups_come_first_and_the_hardest_when_asked():
-    found, state, _ = applied(groups(0.2, 0.8, 0.5, 0.4), initial_percentile=0.5)
+    found, state, _ = apply(groups(0.2, 0.8, 0.5, 0.4), initial_percentile=0.5)
     assert [*found] == [1, 2]
     assert (state["total_groups"], state["included_groups"]) == (4, ["1", "2"])
-    found, _, _ = applied(groups(0.2, 0.8, 0.5, 0.4), initial_percentile=0.5, sort_ascending=True)
+    found, _, _ = apply(groups(0.2, 0.8, 0.5, 0.4), initial_percentile=0.5, sort_ascending=True)
     assert [*found] == [0, 3]
 
 
@@ -79,7 +79,7 @@ def test_an_epoch_that_selects_nothing_does_not_count_as_trained():
 
 def test_groups_whose_rewards_hardly_differ_are_left_out_and_the_exact_difference_is_kept():
     near, exact, wide = group(0.1, 0.25), group(0.1, 0.3), group(0.0, 1.0)
-    found, _, facts = applied([near, exact, wide], initial_percentile=1.0, min_reward_diff=0.2)
+    found, _, facts = apply([near, exact, wide], initial_percentile=1.0, min_reward_diff=0.2)
     assert [*found] == [2, 1]
     assert facts["curriculum_flat_groups"] == 1
 
@@ -88,7 +88,7 @@ def test_groups_whose_rewards_hardly_differ_are_left_out_and_the_exact_differenc
     ("count", "percentile", "expected"), [(10, 0.3, 3), (3, 0.3, 1), (7, 0.5, 4), (1, 0.3, 1), (10, 1.0, 10)]
 )
 def test_the_share_is_rounded_up_without_float_noise(count, percentile, expected):
-    found, _, _ = applied(groups(*[n / 100 for n in range(count)]), initial_percentile=percentile)
+    found, _, _ = apply(groups(*[n / 100 for n in range(count)]), initial_percentile=percentile)
     assert len(found) == expected
 
 
@@ -96,7 +96,7 @@ def test_a_random_subsample_is_a_share_of_the_valid_groups_and_repeats_by_seed_a
     many = groups(*[n / 100 for n in range(20)])
 
     def draw(seed, epoch):
-        return [*applied(many, seed, epoch, initial_percentile=1.0, random_subsample=0.5)[0]]
+        return [*apply(many, seed, epoch, initial_percentile=1.0, random_subsample=0.5)[0]]
 
     assert len(draw(0, 0)) == 10
     assert draw(0, 0) == draw(0, 0)
@@ -106,7 +106,7 @@ def test_a_random_subsample_is_a_share_of_the_valid_groups_and_repeats_by_seed_a
 
 def test_a_single_group_is_only_subsampled_by_trajectory_and_the_state_stays():
     one = group(*[n / 10 for n in range(10)])
-    found, state, _ = applied([group(), one], random_subsample=0.5)
+    found, state, _ = apply([group(), one], random_subsample=0.5)
     assert ([*found], len(found[1])) == ([1], 5)
     assert state == initial_state(config(random_subsample=0.5))
-    assert applied([one])[0] == {0: range(10)}
+    assert apply([one])[0] == {0: range(10)}

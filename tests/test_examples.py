@@ -25,7 +25,7 @@ from etude.protocols.branching import FinalAnswer, Play, Question
 from etude.rollout.collector import EpisodeJob
 from etude.rollout.evaluation import call_counts
 from etude.store.journal import Journal
-from tests.cli.projects import change, events, finished
+from tests.cli.projects import change, events, run_to_end
 from tests.rollout.running import collect, collect_one
 from tests.server.process import ServerProcess
 from tests.support import ScriptedEngine, one_quick, read_summary
@@ -80,7 +80,7 @@ GOALS = {
 @pytest.mark.parametrize("task", GOALS)
 def test_grpo_reaches_the_goal(task, tmp_path):
     arguments = ["--task", task, "--seed", "7", "--out", tmp_path / "demo", "--json"]
-    done = finished("demo", *arguments, folder=tmp_path, timeout=1200)
+    done = run_to_end("demo", *arguments, folder=tmp_path, timeout=1200)
     assert done.returncode == 0, done.stderr
     report = events(done.stdout)[-1]
     most, least, least_greedy = GOALS[task]
@@ -169,7 +169,7 @@ async def test_in_words_an_animal_that_is_not_there_convinces_nobody(load, name)
 # At a server
 
 
-def copied(example: str, folder: Path, *options: str) -> Path:
+def copy_example(example: str, folder: Path, *options: str) -> Path:
     """A copy of an example, with a base that is made for it."""
     there = folder / example
     shutil.copy(EXAMPLES / "warm_up.py", folder)
@@ -202,7 +202,7 @@ def trained_at_servers(
             } | at
         adapters = dict.fromkeys(config["trainer_adapters"], adapter)
         change(path, llms=config["llms"], trainer_adapters=adapters, **changes)
-        done = finished("train", "config.yml", "--name", "run", folder=project, timeout=1200)
+        done = run_to_end("train", "config.yml", "--name", "run", folder=project, timeout=1200)
         assert done.returncode == 0, done.stderr
         return read_summary(project / "runs" / "run")
 
@@ -218,7 +218,7 @@ def epochs(number: int, examples: int) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("ahead", [False, True], ids=["now", "ahead"])
 def test_the_demo_learns_at_a_server(tmp_path, ahead):
-    project = copied("calculator", tmp_path, "--seed", "0", "--out", "base")
+    project = copy_example("calculator", tmp_path, "--seed", "0", "--out", "base")
     summary = trained_at_servers(project, 5e-4, 128, **epochs(12, 48), finetuning__collect_ahead=ahead)
     assert summary["before"]["avg_reward"] < 0.45
     assert summary["after"]["avg_reward"] > 0.7
@@ -226,7 +226,7 @@ def test_the_demo_learns_at_a_server(tmp_path, ahead):
 
 @pytest.mark.slow
 def test_a_prover_and_a_verifier_learn_at_a_server_each(tmp_path):
-    project = copied("prover_verifier", tmp_path, "--out", "base")
+    project = copy_example("prover_verifier", tmp_path, "--out", "base")
     summary = trained_at_servers(project, 1e-3, 512, **epochs(14, 32))
     verifier = summary["targets"]["verifier"]
     assert verifier["after"]["reward_low"] > verifier["before"]["reward_high"] + 0.3

@@ -119,7 +119,7 @@ async def test_an_own_trainer_that_is_stopped_is_resumed_to_the_same_end(
     with pytest.raises(Interrupted):
         await run.start(num_epochs=3)
     assert read_facts(run.path).state == "unfinished"
-    again = use(run.restarted(), builder, trainer)
+    again = use(run.restart(), builder, trainer)
     await again.start(num_epochs=3)
     assert read_facts(run.path).state == "finished"
     assert training_metrics(run) == training_metrics(whole)
@@ -141,7 +141,7 @@ async def test_a_run_that_is_stopped_when_an_epoch_is_recorded_does_not_make_its
     with pytest.raises(Interrupted):
         await run.start(num_epochs=2)
     monkeypatch.undo()
-    again = use(run.restarted(), "guide", trainer)
+    again = use(run.restart(), "guide", trainer)
     again.adapter = FakeAdapter(tmp_path / "backend", lose_jobs=lose_jobs)
     await again.start(num_epochs=2)
     assert again.adapter.submitted == ["run-epoch-2"]
@@ -200,7 +200,7 @@ async def test_a_failed_job_of_an_own_trainer_is_submitted_again_by_a_resumed_ru
     assert [status.status for status in run.statuses] == ["completed", "completed", "failed"]
     assert [job.status for job in read_jobs(run.path)] == ["completed", "completed", "failed"]
     assert read_jobs(run.path)[-1].message == "out of memory"
-    again = use(run.restarted(), "guide", "guide")
+    again = use(run.restart(), "guide", "guide")
     await again.start(num_epochs=3)
     assert again.adapter.submitted == ["run-epoch-3-retry-1"]
     assert [status.status for status in again.statuses] == ["completed"] * 3
@@ -288,7 +288,7 @@ async def test_validations_of_an_own_trainer_are_recorded_with_the_weights_that_
     await use(run, "guide", Validating).start(num_epochs=2)
     entries = json.loads((run.path / "validation_history.json").read_text())
     assert [entry["epoch"] for entry in entries] == [0, 1, 2]
-    again = use(run.restarted(), "guide", Validating)
+    again = use(run.restart(), "guide", Validating)
     await again.start(num_epochs=2)
     assert again.engine.requests == []
 
@@ -307,7 +307,7 @@ async def test_a_target_function_that_does_not_call_the_model_is_said_after_an_e
         await run.start(num_epochs=3)
     # The other epochs are not played.
     assert len(run.engine.requests) == 4 * 50
-    again = run.restarted()
+    again = run.restart()
     with pytest.raises(RequestError, match=missed):
         await again.start(num_epochs=3)
     assert again.engine.requests == []

@@ -43,7 +43,7 @@ async def play(example: etude.Example, episode: etude.Episode) -> str:
 
 
 @etude.evaluator
-def varied(example: etude.Example, output: str) -> float:
+def vary(example: etude.Example, output: str) -> float:
     """The share of different letters: even a model that has learnt nothing gets some."""
     return len(set(output)) / 8
 '''
@@ -96,14 +96,14 @@ def log_stored(path: Path) -> None:
     file = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     write = Writer._write
 
-    def logged(writer: Any, batch: list[Any]) -> None:
+    def write_and_log(writer: Any, batch: list[Any]) -> None:
         texts = {each.key: each.text for each in batch if each is not None}
         sums = {key: None if text is None else zlib.crc32(text.encode()) for key, text in texts.items()}
         os.write(file, f"{json.dumps(sums)}\n".encode())
         write(writer, batch)
         os.write(file, b'"done"\n')
 
-    Writer._write = logged  # type: ignore[method-assign]
+    Writer._write = write_and_log  # type: ignore[method-assign]
 
 
 def lost_entries(log: Path, journal: Path) -> list[str]:
@@ -123,7 +123,7 @@ def lost_entries(log: Path, journal: Path) -> list[str]:
     return [key for key, values in allowed.items() if there.get(key) not in values]
 
 
-def kept(run: Path) -> dict[str, Any]:
+def stored_results(run: Path) -> dict[str, Any]:
     """The steps of a run's journal, and its files: weights by their digests, metrics without times."""
     found: dict[str, Any] = everything(run)
     for path in run.rglob("*"):
@@ -179,7 +179,7 @@ def test_killed_at_any_operation_it_ends_the_same_and_pays_for_nothing_twice(pro
         return is_killed(runs, number, log, *command, folder=project, module=__name__)
 
     assert not killed_at(0, *TRAIN)
-    expected, jobs = kept(runs / "run"), len(api.jobs)
+    expected, jobs = stored_results(runs / "run"), len(api.jobs)
     for number in range(1, operations_log(runs).stat().st_size, EVERY):
         shutil.rmtree(runs)
         log.unlink()
@@ -189,7 +189,7 @@ def test_killed_at_any_operation_it_ends_the_same_and_pays_for_nothing_twice(pro
         assert lost_entries(log, api.journal) == []
         is_there = (runs / "run" / "config.yml").exists() and api.journal.exists()
         assert not killed_at(0, *(("resume", "run") if is_there else TRAIN))
-        assert kept(runs / "run") == expected
+        assert stored_results(runs / "run") == expected
         assert (api.doubled, len(api.jobs), len(api.files)) == ([], jobs, jobs)
 
 
@@ -199,7 +199,7 @@ def main(folder: str, number: str, log: str, *arguments: str) -> None:
 
     connect = sqlite3.connect
 
-    def connected(*args: Any, **options: Any) -> sqlite3.Connection:
+    def connect_small(*args: Any, **options: Any) -> sqlite3.Connection:
         connection: sqlite3.Connection = connect(*args, **options)
         connection.execute(
             "PRAGMA wal_autocheckpoint=20"
@@ -207,7 +207,7 @@ def main(folder: str, number: str, log: str, *arguments: str) -> None:
         return connection
 
     die_at(Path(folder), int(number))
-    sqlite3.connect, connect = connected, sqlite3.connect
+    sqlite3.connect, connect = connect_small, sqlite3.connect
     log_stored(Path(log))
     etude.store.run_folder.describe_environment = lambda **_: {}  # Finding it out takes long.
     from etude.cli.app import app

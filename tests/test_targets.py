@@ -70,7 +70,7 @@ async def test_a_run_that_is_killed_before_all_its_models_are_over_is_ended_when
         patched.setattr(ModelLog, "add", add_one_end)
         await run.start(config(num_epochs=1))
     assert StoredRun(run.path).facts.state == "unfinished"
-    again = run.restarted()
+    again = run.restart()
     assert (await again.start(config(num_epochs=1))).facts.state == "finished"
     assert again.requests() == {"prover": 0, "verifier": 0}
 
@@ -147,7 +147,7 @@ async def test_an_agent_must_say_which_of_several_models_it_means(run):
 # They play a protocol
 
 
-def labelled():
+def claims():
     """Claims, half of which are true."""
     return [{"id": f"e{number}", "label": number % 2} for number in range(4)]
 
@@ -160,7 +160,7 @@ def answer(request):
 
 
 @pytest.fixture
-def played(run):
+def played_run(run):
     run.engines = {name: ScriptedEngine(answer) for name in ("prover", "verifier")}
     return run
 
@@ -179,7 +179,7 @@ def play(builder, num_epochs=1, **changes):
     return config(
         num_epochs,
         workflow=ADP,
-        eval={"general": {"dataset": "tests.test_targets:labelled"}, "evaluators": evaluators},
+        eval={"general": {"dataset": "tests.test_targets:claims"}, "evaluators": evaluators},
         trajectory_builders={"mine": builder},
         **changes,
     )
@@ -206,29 +206,29 @@ def test_the_config_that_a_run_keeps_is_read_again():
     ),
     ids=["malt by interval", "malt", "expert iteration", "grpo by agent", "grpo by turn"],
 )
-async def test_both_models_are_trained_by(played, builder, method):
-    await played.start(play(builder))
+async def test_both_models_are_trained_by(played_run, builder, method):
+    await played_run.start(play(builder))
     for name in ("prover", "verifier"):
-        (entry,) = read_history(played, name).epochs
+        (entry,) = read_history(played_run, name).epochs
         assert entry.skipped is None
         assert entry.metrics["num_trajectories"] > 0
-        assert played.engines[name].version == 1
-        with RunFolder.read(played.path) as folder:
+        assert played_run.engines[name].version == 1
+        with RunFolder.read(played_run.path) as folder:
             plan = ModelLog(folder.journal, name).state.plans[f"run-epoch-1.{name}"]
         assert (plan.method, plan.parent) == (method, 0)
 
 
-async def test_malt_answers_every_turn_twice_and_validates_with_plays_that_do_not_branch(played):
-    validation = {"run_configuration": {"validation_dataset": "tests.test_targets:labelled"}}
-    await played.start(play({"_type": "malt"}, finetuning=validation))
-    with RunFolder.read(played.path) as folder:
+async def test_malt_answers_every_turn_twice_and_validates_with_plays_that_do_not_branch(played_run):
+    validation = {"run_configuration": {"validation_dataset": "tests.test_targets:claims"}}
+    await played_run.start(play({"_type": "malt"}, finetuning=validation))
+    with RunFolder.read(played_run.path) as folder:
         phases = {}
         for record in iter_episodes(folder.journal):
             tree = EpisodeTree.from_json(record.output)
             phases.setdefault(record.id.rpartition("/e")[0], set()).add(len(list(tree.leaves())))
     assert phases == {"validation/0": {1}, "train/1-k2": {4}, "validation/1": {1}}
     # One set of trees serves both: two answers of the prover, two of the verifier to each.
-    trees = [one for one in played.engines["verifier"].requests if one.conversation.startswith("train/1")]
+    trees = [one for one in played_run.engines["verifier"].requests if one.conversation.startswith("train/1")]
     assert len(trees) == 4 * 4
 
 

@@ -50,7 +50,7 @@ async def test_a_failed_job_ends_the_run_and_a_resumed_run_submits_it_as_another
     run.adapter.behave = ending_as(status, "out of memory")
     with pytest.raises(TrainingError, match=f"run-epoch-1 .* ended as '{status}': out of memory"):
         await run.start()
-    again = run.restarted()
+    again = run.restart()
     await again.start()
     assert again.adapter.submitted[0] == "run-epoch-1-retry-1"
     assert len([key for key in again.engine.requests if key.conversation.startswith("train/1/")]) == 0
@@ -72,7 +72,7 @@ async def test_a_stuck_job_that_cannot_be_cancelled_is_not_made_a_second_time(ru
     monkeypatch.setattr("etude.groups.model_jobs._LOOKS", 1)
     with pytest.raises(JobStillRunning, match=r"but reports 'running'"):
         await run.start()
-    again = run.restarted()
+    again = run.restart()
     await again.start(num_epochs=1)
     assert again.adapter.submitted == []
     assert (again.engine.version, len(again.statuses)) == (1, 1)
@@ -184,7 +184,7 @@ async def test_the_curriculum_filters_and_its_state_survives_a_restart(run):
         enabled=True, initial_percentile=0.25, increment_percentile=0.25, expansion_interval=1
     )
     await run.start(num_epochs=2)
-    again = run.restarted()
+    again = run.restart()
     trainer = await again.start(num_epochs=4)
     shares = [entry.metrics["curriculum_percentile"] for entry in trainer.history.epochs]
     assert shares == [0.25, 0.5, 0.75, 1.0]
@@ -205,7 +205,7 @@ async def test_included_groups_are_a_set_in_python_and_a_list_in_the_files(run):
     run.make_trainer = lambda: Remembers(EpochTrainerConfig())
     run.finetuning.curriculum_learning.enabled = True
     await run.start(num_epochs=1)
-    trainer = await run.restarted().start(num_epochs=2)
+    trainer = await run.restart().start(num_epochs=2)
     assert trainer._curriculum_state["included_groups"] == {"all", "epoch 0", "epoch 1"}
     assert trainer.get_curriculum_state()["included_groups"] == ["all", "epoch 0", "epoch 1"]
     state = json.loads((run.path / "curriculum_state.json").read_text())
@@ -239,7 +239,7 @@ async def test_a_run_that_was_killed_before_it_deleted_the_last_epochs_versions_
     run.adapter.prune = interrupt
     with pytest.raises(Interrupted):
         await run.start(num_epochs=1)
-    again = run.restarted()
+    again = run.restart()
     assert again.adapter.kept == []
     await again.start(num_epochs=1)
     assert again.adapter.kept == [0, 1]

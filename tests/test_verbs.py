@@ -58,7 +58,7 @@ async def test_a_trainer_that_returns_failures_fails(project, status, error):
 
 ROWS = [{"id": f"t{n}", "question": f"t{n}?", "answer": "yes"} for n in range(4)]
 HELD_OUT = [Example(f"v{n}", {"question": f"v{n}?"}, "yes") for n in range(4)]
-MODEL = {"_type": "tests.cli.parts:scripted", "temperature": 0.5}
+MODEL = {"_type": "tests.cli.parts:open_scripted", "temperature": 0.5}
 EVALUATED = {"examples": ROWS, "model": MODEL, "progress": False}
 PARTS = EVALUATED | {"backend": "tests.cli.parts:counting"}
 

@@ -121,7 +121,7 @@ async def test_a_job_that_failed_ends_the_run_at_once_and_what_was_collected_is_
     async with asyncio.timeout(60):
         with pytest.raises(TrainingError, match="no room"):
             await ahead.start(num_epochs=2)
-    again = ahead.restarted()
+    again = ahead.restart()
     trainer = await again.start(num_epochs=2)
     assert [entry.sampled_from.number for entry in trainer.history.epochs] == [0, 0]
     assert len(ahead.engine.requests) + len(again.engine.requests) == 2 * OF_AN_EPOCH
@@ -132,7 +132,7 @@ async def test_going_on_without_it_never_trains_on_what_is_too_old(ahead):
     ahead.adapter.after_submit = lambda name: interrupt(name) if name == "run-epoch-2" else None
     with pytest.raises(Interrupted):
         await ahead.start(num_epochs=3)
-    again = ahead.restarted()
+    again = ahead.restart()
     again.finetuning = ahead.finetuning.model_copy(update={"collect_ahead": False})
     with pytest.raises(TrainingError, match=r"epoch 2 .* version 1.*collect_ahead"):
         await again.start(num_epochs=3)

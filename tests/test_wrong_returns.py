@@ -48,7 +48,7 @@ def plain(base: type, *names: str) -> Any:
     return type("Mine", (base,), {name: without_waiting(getattr(base, name)) for name in names})
 
 
-def completed(name: str = "x") -> etude.TrainingJobStatus:
+def completed_job(name: str = "x") -> etude.TrainingJobStatus:
     return etude.TrainingJobStatus(run_id=name, backend="fake", status=TrainingStatusEnum.COMPLETED)
 
 
@@ -64,7 +64,7 @@ def completed(name: str = "x") -> etude.TrainingJobStatus:
         (guide.GuideBuilder, "compute_reward", "0.5", "a str ('0.5')"),
         (guide.GuideBuilder, "compute_reward", float("nan"), "a float (nan)"),
         (guide.GuideTrainer, "run", None, "None"),
-        (guide.GuideTrainer, "run", [completed(), None], "a list (["),
+        (guide.GuideTrainer, "run", [completed_job(), None], "a list (["),
         (guide.GuideTrainer, "run_epoch", "job-1", "a str ('job-1')"),
     ],
 )
@@ -105,7 +105,7 @@ async def test_of_run_epoch_after_it_has_submitted_a_job(run, trainer, said):
     with pytest.raises(WrongReturnError, match=said):
         await run.start(num_epochs=2)
     assert not any(event.startswith("skipped") for event in run.watcher.events)
-    again = run.restarted()
+    again = run.restart()
     again.make_trainer = guide.TRAINERS[trainer]
     await again.start(num_epochs=2)
     assert [status.status for status in again.statuses] == ["completed"] * 2
@@ -122,7 +122,7 @@ async def test_of_a_run_whose_jobs_are_completed_and_that_goes_on_when_it_is_men
     expected = r"returned None, and `list\[" if value is None else "returned no status, .* 2 jobs"
     with pytest.raises(WrongReturnError, match=rf"Forgetful\.run {expected}"):
         await run.start(num_epochs=2)
-    again = run.restarted()
+    again = run.restart()
     again.make_trainer = guide.TRAINERS["guide"]
     await again.start(num_epochs=2)
     assert [status.status for status in again.statuses] == ["completed"] * 2
@@ -172,7 +172,7 @@ def test_of_an_engine(tmp_path, monkeypatch, says, returned, is_plain):
     monkeypatch.setattr("tests.cli.parts.ScriptedEngine", plain(engine, "complete") if is_plain else engine)
     said = rf"test_wrong_returns.py:\d+: Mine.complete returned {returned}.* `Completion`"
     with pytest.raises(ErrorBudgetExceeded, match=said):
-        model = "tests.cli.parts:scripted"
+        model = "tests.cli.parts:open_scripted"
         etude.evaluate(play, reward=correct, examples=examples(2), model={"_type": model}, progress=False)
 
 
@@ -217,5 +217,5 @@ def test_a_value_in_place_of_a_method_is_refused_where_it_stands():
 
 
 def test_metrics_of_a_job_have_names_that_are_text():
-    status = completed().model_copy(update={"metadata": {"metrics": {1: 0.5}}})
+    status = completed_job().model_copy(update={"metadata": {"metrics": {1: 0.5}}})
     assert status.metrics == {"1": 0.5}

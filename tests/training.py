@@ -215,7 +215,7 @@ class Run:
         # Without the plot: drawing takes longer than everything else in a test.
         self.report: Report = lambda history, folder, final: write_metrics(history, folder)
 
-    def restarted(self) -> Run:
+    def restart(self) -> Run:
         """The same run in a new process: same folder and backend, new engine, trainer and builder."""
         again = Run(self.path, **self.settings)
         for name in ("examples", "validation", "finetuning", "evaluator", "workflow", "make_trainer"):

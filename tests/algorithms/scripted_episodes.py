@@ -79,7 +79,7 @@ def episode(
     )
 
 
-def scored(reward: float, *turns: str, generation: int = 0, example: str = "e") -> ScoredEpisode:
+def make_scored(reward: float, *turns: str, generation: int = 0, example: str = "e") -> ScoredEpisode:
     """A scored episode of one conversation."""
     record = episode(conversation(*turns), generation=generation, example=example)
     return ScoredEpisode(record, reward, targeted_calls(record, {WORKFLOW}, "policy"))
@@ -88,7 +88,7 @@ def scored(reward: float, *turns: str, generation: int = 0, example: str = "e") 
 def group(*rewards_and_replies: tuple[float, str]) -> list[ScoredEpisode]:
     """Single-turn siblings: `(reward, reply)` each."""
     return [
-        scored(reward, "question", reply, generation=generation)
+        make_scored(reward, "question", reply, generation=generation)
         for generation, (reward, reply) in enumerate(rewards_and_replies)
     ]
 
@@ -96,7 +96,7 @@ def group(*rewards_and_replies: tuple[float, str]) -> list[ScoredEpisode]:
 EVERY = ("*",)
 
 
-async def played(folder: Path, protocol: Protocol, answers: Any, **settings: Any) -> EpisodeRecord:
+async def play_out(folder: Path, protocol: Protocol, answers: Any, **settings: Any) -> EpisodeRecord:
     """The episode of a play in which models answer in that order, or as a function says."""
     engine = answers if isinstance(answers, ScriptedEngine) else ScriptedEngine(answers)
     with Journal(folder / f"{settings.get('generation', 0)}.db") as journal:

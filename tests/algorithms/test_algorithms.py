@@ -15,7 +15,7 @@ from etude.core.conversion import to_trajectory
 from etude.core.episode import WORKFLOW, Event, Example
 from etude.core.errors import RequestError
 from etude.rollout.phases import examples_for_epoch
-from tests.algorithms.scripted_episodes import call, conversation, episode, group, ids, scored
+from tests.algorithms.scripted_episodes import call, conversation, episode, group, ids, make_scored
 
 
 def dpo_trajectories(siblings, config, tally):
@@ -35,7 +35,7 @@ def pairs(siblings, tally=None, **config):
 def test_grpo_takes_every_branch_of_an_episode():
     record = episode(conversation("a", "b") + conversation("x", "y", start=1))
     two = ScoredEpisode(record, 1.0, targeted_calls(record, {WORKFLOW}, None))
-    found = grpo_trajectories([two, scored(0.0, "a", "c", generation=1)], True, Tally())
+    found = grpo_trajectories([two, make_scored(0.0, "a", "c", generation=1)], True, Tally())
     assert [(one.metadata["generation"], one.metadata["branch"]) for one in found] == [(0, 0), (0, 1), (1, 0)]
 
 
@@ -63,7 +63,7 @@ def test_dpo_drops_ties_equal_responses_and_small_differences_and_counts_each():
 
 def test_dpo_never_pairs_episodes_that_began_with_different_prompts():
     tally = Tally()
-    assert pairs([scored(1.0, "one", "a"), scored(0.0, "two", "b", generation=1)], tally) == []
+    assert pairs([make_scored(1.0, "one", "a"), make_scored(0.0, "two", "b", generation=1)], tally) == []
     assert tally.left_out == {dpo.OTHER_PROMPT: 1}
 
 
@@ -104,14 +104,14 @@ def test_dpo_pairs_always_prefer_the_better_of_two_different_responses(siblings)
         assert len(item.chosen_ids) == len(item.chosen_mask) == len(item.chosen_logprobs)
 
 
-def kept(siblings, min_reward=None, best_k=None, tally=None):
+def imitate(siblings, min_reward=None, best_k=None, tally=None):
     found = ExpertIteration(min_reward=min_reward, best_k=best_k).samples(siblings, tally or Tally())
     return [(one.reward, one.generation) for one in found]
 
 
 def test_expert_iteration_keeps_what_reaches_the_threshold_best_first():
     tally = Tally()
-    assert kept(group((0.5, "a"), (1.0, "b"), (0.2, "c")), min_reward=0.5, tally=tally) == [
+    assert imitate(group((0.5, "a"), (1.0, "b"), (0.2, "c")), min_reward=0.5, tally=tally) == [
         (1.0, 1),
         (0.5, 0),
     ]
@@ -120,8 +120,8 @@ def test_expert_iteration_keeps_what_reaches_the_threshold_best_first():
 
 def test_expert_iteration_keeps_the_best_one_by_default_and_nothing_of_a_group_of_equals():
     tally = Tally()
-    assert kept(group((0.0, "a"), (0.5, "b"))) == [(0.5, 1)]
-    assert kept(group((0.0, "a"), (0.0, "b")), tally=tally) == []
+    assert imitate(group((0.0, "a"), (0.5, "b"))) == [(0.5, 1)]
+    assert imitate(group((0.0, "a"), (0.0, "b")), tally=tally) == []
     assert tally.left_out == {imitation.NO_BEST: 1}
 
 
@@ -129,21 +129,21 @@ def dataset(size):
     return [Example(str(number)) for number in range(size)]
 
 
-def chosen(size, count, epoch, seed=0):
+def choose(size, count, epoch, seed=0):
     return [example.id for example in examples_for_epoch(dataset(size), count, epoch, seed)]
 
 
 def test_all_examples_in_their_order_when_no_count_is_given_or_it_covers_them():
-    assert chosen(3, None, 5) == ["0", "1", "2"]
-    assert chosen(3, 3, 5) == ["0", "1", "2"]
-    assert chosen(3, 9, 5) == ["0", "1", "2"]
+    assert choose(3, None, 5) == ["0", "1", "2"]
+    assert choose(3, 3, 5) == ["0", "1", "2"]
+    assert choose(3, 9, 5) == ["0", "1", "2"]
 
 
 @given(st.integers(2, 12), st.integers(1, 12), st.integers(0, 20), st.integers(0, 5))
 def test_epochs_have_no_example_twice_and_passes_use_all_examples_equally_often(size, count, epochs, seed):
     used: Counter[str] = Counter({str(number): 0 for number in range(size)})
     for epoch in range(epochs):
-        ids = chosen(size, count, epoch, seed)
+        ids = choose(size, count, epoch, seed)
         assert len(ids) == len(set(ids)) == min(count, size)
         used.update(ids)
     assert max(used.values()) - min(used.values()) <= 1

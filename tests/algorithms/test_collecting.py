@@ -23,7 +23,7 @@ from tests.support import without_times
 from tests.training import Interrupted, Run, examples
 
 
-def evaluated(*episodes_and_scores, evaluator="correct"):
+def evaluation(*episodes_and_scores, evaluator="correct"):
     """An evaluation's output; a score may be an EvalOutputItem."""
     items, scores = [], []
     for record, score in episodes_and_scores:
@@ -59,7 +59,7 @@ async def finish(builder, output):
 
 
 async def test_groups_are_by_example_in_the_order_of_the_examples():
-    output = evaluated(*siblings(1.0, 0.0, example="b"), *siblings(0.0, 1.0, example="a"))
+    output = evaluation(*siblings(1.0, 0.0, example="b"), *siblings(0.0, 1.0, example="a"))
     collection = await finish(open_builder("grpo"), output)
     assert [[one.metadata["id"] for one in group] for group in collection.trajectories] == [
         ["b"] * 2,
@@ -69,13 +69,13 @@ async def test_groups_are_by_example_in_the_order_of_the_examples():
 
 
 async def test_every_trajectory_knows_the_rewards_of_its_whole_group():
-    collection = await finish(open_builder("grpo"), evaluated(*siblings(1.0, 0.5, None)))
+    collection = await finish(open_builder("grpo"), evaluation(*siblings(1.0, 0.5, None)))
     assert [one.group_rewards for one in collection.trajectories[0]] == [[1.0, 0.5]] * 2
 
 
 async def test_what_has_no_reward_is_left_out_and_counted():
     builder = open_builder("grpo")
-    collection = await finish(builder, evaluated(*siblings(1.0, None, float("nan"), 0.0)))
+    collection = await finish(builder, evaluation(*siblings(1.0, None, float("nan"), 0.0)))
     assert len(collection) == 2
     facts = builder.facts("run")
     assert (facts["episodes"], facts["unscored"], facts["rewards"]) == (4, 2, [1.0, 0.0])
@@ -84,14 +84,14 @@ async def test_what_has_no_reward_is_left_out_and_counted():
 
 async def test_episodes_without_a_targeted_call_are_left_out_and_counted():
     builder = open_builder("grpo")
-    output = evaluated(*siblings(1.0, 0.0), *siblings(1.0, example="other", function="judge"))
+    output = evaluation(*siblings(1.0, 0.0), *siblings(1.0, example="other", function="judge"))
     assert len(await finish(builder, output)) == 2
     assert builder.facts("run")["untargeted"] == 1
 
 
 async def test_a_reward_function_that_did_not_run_is_named_with_those_that_did():
     with pytest.raises(RequestError, match=r"'correct' .*\(style\).*'finetuning\.reward_function\.name'"):
-        await finish(open_builder("grpo"), evaluated(*siblings(1.0), evaluator="style"))
+        await finish(open_builder("grpo"), evaluation(*siblings(1.0), evaluator="style"))
 
 
 async def test_a_builder_needs_a_reward_function():
@@ -107,16 +107,16 @@ def cut(*calls):
     return [replace(one, completion=replace(one.completion, finish_reason="length")) for one in calls]
 
 
-def played(*rewards_and_cuts):
+def make_siblings(*rewards_and_cuts):
     """Siblings of one turn each: `(reward, whether the answer was cut off)`."""
     rows = []
     for generation, (reward, is_cut) in enumerate(rewards_and_cuts):
         calls = conversation("q", f"a{generation}")
         rows.append((episode(cut(*calls) if is_cut else calls, generation=generation), reward))
-    return evaluated(*rows)
+    return evaluation(*rows)
 
 
-async def made(name, output, **options):
+async def collect(name, output, **options):
     """The units that are trained on, as the learner takes them, and the facts of the collection."""
     builder = open_builder(name, **options)
     collection = await finish(builder, output)
@@ -127,21 +127,21 @@ async def made(name, output, **options):
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_pp"])
 async def test_masked_answers_have_no_weight_and_count_in_the_groups_mean(name):
-    output = played((0.0, True), (1.0, False), (0.5, False))
-    plain, _ = await made(name, output)
-    units, _ = await made(name, output, cut_off="mask")
+    output = make_siblings((0.0, True), (1.0, False), (0.5, False))
+    plain, _ = await collect(name, output)
+    units, _ = await collect(name, output, cut_off="mask")
     assert [unit[0].advantages for unit in units] == [unit[0].advantages for unit in plain]
     assert not any(units[0][0].loss_weights)
     assert [unit[0].loss_weights for unit in units[1:]] == [unit[0].loss_weights for unit in plain[1:]]
 
 
 async def test_a_penalty_is_taken_from_the_reward_and_not_from_the_one_that_is_reported():
-    output = played((1.0, True), (1.0, False))
-    units, facts = await made("rloo", output, cut_off_penalty=0.4)
+    output = make_siblings((1.0, True), (1.0, False))
+    units, facts = await collect("rloo", output, cut_off_penalty=0.4)
     assert [unit[0].gains[-1] for unit in units] == [pytest.approx(-0.4), pytest.approx(0.4)]
     assert facts["rewards"] == [1.0, 1.0]
     assert facts["reward_groups"] == {"compared": 1, "flat": 0}
-    untouched, facts = await made("rloo", output)
+    untouched, facts = await collect("rloo", output)
     assert not untouched and facts["reward_groups"]["flat"] == 1
 
 
@@ -149,8 +149,8 @@ async def test_a_penalty_is_taken_from_the_reward_and_not_from_the_one_that_is_r
     ("name", "kept", "count"), [("dpo", [["1", "2"]], 2), ("supervised", [["1"], ["2"]], 1)]
 )
 async def test_a_pair_or_a_demonstration_that_was_cut_off_is_left_out_when_masked(name, kept, count):
-    output = played((0.0, True), (1.0, False), (0.5, False))
-    units, facts = await made(name, output, cut_off="mask")
+    output = make_siblings((0.0, True), (1.0, False), (0.5, False))
+    units, facts = await collect(name, output, cut_off="mask")
     assert [[chr(sample.ids[-2]) for sample in unit] for unit in units] == kept
     assert facts["left_out"] == {CUT_OFF: count}
 
@@ -218,7 +218,7 @@ async def test_a_resumed_run_has_the_same_replacements(run, tmp_path):
     run.watcher.episode_finished = stop
     with pytest.raises(Interrupted):
         await use(run, 4).start(num_epochs=1)
-    again = use(run.restarted(), 4)
+    again = use(run.restart(), 4)
     again.evaluator = easy(names)
     await again.start(num_epochs=1)
     assert len(run.engine.requests) + len(again.engine.requests) == len(whole.engine.requests)

@@ -40,7 +40,7 @@ def group(*replies: str, reward: float = 0.3) -> list[ScoredEpisode]:
     return [ScoredEpisode(each, reward, targeted_calls(each, {WORKFLOW}, None)) for each in records]
 
 
-def kept(algorithm: Any, replies: tuple[str, ...] = ("a", "bb", "cccccccccccc")) -> tuple[bool, bool, Tally]:
+def keeps(algorithm: Any, replies: tuple[str, ...] = ("a", "bb", "cccccccccccc")) -> tuple[bool, bool, Tally]:
     """Whether a group of equal reward is trained on, whether it counts as compared, and the counts."""
     tally = Tally()
     (made,) = algorithm.groups([group(*replies)], tally)
@@ -66,7 +66,7 @@ def kept(algorithm: Any, replies: tuple[str, ...] = ("a", "bb", "cccccccccccc"))
     ids=str,
 )
 def test_a_group_of_equal_reward_is_kept_for_what_it_teaches(algorithm, is_kept, is_compared):
-    found_kept, found_compared, tally = kept(algorithm)
+    found_kept, found_compared, tally = keeps(algorithm)
     assert (found_kept, found_compared) == (is_kept, is_compared)
     assert tally.left_out == ({} if is_kept else {NO_ADVANTAGE: 1})
 

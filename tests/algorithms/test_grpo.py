@@ -150,7 +150,7 @@ def game(generation: int, *events: Event) -> ScoredEpisode:
     return ScoredEpisode(record, 0.0, targeted_calls(record, {"*"}, "policy"))
 
 
-def earned(agent: str, value: float) -> Event:
+def payoff(agent: str, value: float) -> Event:
     return Event("score", 3, value, "", "reward", agent)
 
 
@@ -159,7 +159,7 @@ def step(after: int, value: float, agent: str | None = None) -> Event:
 
 
 def test_each_agent_is_compared_with_itself():
-    group = [game(n, earned("first", n), earned("second", -n)) for n in range(2)]
+    group = [game(n, payoff("first", n), payoff("second", -n)) for n in range(2)]
     first, second = Grpo(credit="agent").groups([group], Tally())
     assert [(sample.agent, sample.reward) for sample in first.units] == [("first", 0), ("first", 1)]
     assert [(sample.agent, sample.reward) for sample in second.units] == [("second", 0), ("second", -1)]
@@ -168,7 +168,7 @@ def test_each_agent_is_compared_with_itself():
 
 def test_an_agent_that_was_not_measured_is_left_out_and_counted():
     tally = Tally()
-    groups = by_agent([game(0, earned("first", 1)), game(1, earned("first", 0), earned("second", 1))], tally)
+    groups = by_agent([game(0, payoff("first", 1)), game(1, payoff("first", 0), payoff("second", 1))], tally)
     assert [[part.reward for part in group] for group in groups] == [[1, 0], [1]]
     assert tally.left_out == {UNMEASURED: 1}
 
@@ -181,7 +181,7 @@ def test_with_nothing_measured_it_says_what_to_write():
 def test_turns_are_credited_with_their_own_step_rewards():
     """A step reward of an agent's own is not the other's, and one of all is both's."""
     steps = [step(1, 0.5, "first"), step(3, 0.25, "first"), step(3, 8, "second")]
-    events = [*steps, earned("first", 1), earned("second", 0)]
+    events = [*steps, payoff("first", 1), payoff("second", 0)]
     groups = Grpo(credit="turn", drop_flat_groups=False).groups([[game(0, *events)]], Tally())
     (first,), (second,) = (group.units for group in groups)
     assert [turn.value for turn in first.turns] == [1.75, 1.75]

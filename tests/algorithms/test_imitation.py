@@ -20,7 +20,7 @@ from etude.protocols import SCALES, Move, adp, nip
 from etude.protocols.scenario import parse_answer
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
-from tests.algorithms.scripted_episodes import agent_part, played
+from tests.algorithms.scripted_episodes import agent_part, play_out
 from tests.algorithms.test_grpo import sample
 from tests.backends.test_local import AGENT, make_project, run_config
 from tests.json_server import JsonServer
@@ -33,19 +33,19 @@ ASK, WRONG, RIGHT = "show me", "Decision: accept", "Decision: reject"
 
 
 @pytest.fixture
-async def fooled(tmp_path):
+async def fooled_play(tmp_path):
     """The claim is false, and the verifier accepts it."""
-    return await played(tmp_path, nip(max_message_rounds=3), [ASK, "trust me", WRONG], about=example(0))
+    return await play_out(tmp_path, nip(max_message_rounds=3), [ASK, "trust me", WRONG], about=example(0))
 
 
-def righted(record):
+def right_decision(record):
     """The verifier's part of a play, with the true decision."""
     [part] = agent_part("verifier", record)
     return to_trajectory(true_decision(part))
 
 
-async def test_a_replaced_guess_is_the_truth_after_the_same_conversation(fooled):
-    row = righted(fooled)
+async def test_a_replaced_guess_is_the_truth_after_the_same_conversation(fooled_play):
+    row = right_decision(fooled_play)
     assert [(item.role, item.content) for item in row.episode] == [
         ("system", "You are verifier. e"),
         ("user", "Begin."),
@@ -56,16 +56,16 @@ async def test_a_replaced_guess_is_the_truth_after_the_same_conversation(fooled)
     assert "trust me" in row.episode[3].content
     assert row.metadata["guess_replaced"]
     sampled, replaced = row.episode[2], row.episode[4]
-    assert sampled.token_ids == fooled.calls[0].completion.completion_ids
+    assert sampled.token_ids == fooled_play.calls[0].completion.completion_ids
     assert (replaced.token_ids, replaced.logprobs) == (None, ())
     assert replaced.replaced
 
 
-async def test_the_backend_makes_the_tokens_of_what_was_not_sampled(fooled):
-    row = righted(fooled)
+async def test_the_backend_makes_the_tokens_of_what_was_not_sampled(fooled_play):
+    row = right_decision(fooled_play)
     encoder = Encoder(lambda prompt: (), lambda text: (*text.encode(), END))
     sample = to_sample(row, encoder, needs_logprobs=False)
-    prompt = fooled.calls[2].completion.prompt_ids
+    prompt = fooled_play.calls[2].completion.prompt_ids
     assert sample.ids == (*prompt, *RIGHT.encode(), END)
     trained = bytes(token for token, weight in zip(sample.ids, sample.mask, strict=True) if weight)
     assert trained == ASK.encode() + bytes([END]) + RIGHT.encode() + bytes([END])
@@ -76,8 +76,8 @@ async def test_the_backend_makes_the_tokens_of_what_was_not_sampled(fooled):
 async def test_a_replaced_guess_is_one_that_the_protocols_own_scale_reads(tmp_path, scale, truth):
     protocol = adp(verifier_decision_spectrum=scale)
     wrong = f"Decision: {SCALES[scale].strongest(1 - truth)}"
-    record = await played(tmp_path, protocol, ["trust me", wrong], about=example(truth))
-    row = righted(record)
+    record = await play_out(tmp_path, protocol, ["trust me", wrong], about=example(truth))
+    row = right_decision(record)
     (turn,) = protocol.rounds(0)[1]
     act = parse_answer(row.episode[-1].content, turn)
     assert act.decision == (1.0 if truth else -1.0)
@@ -97,8 +97,8 @@ class JsonVerdicts(Labelled):
 
 async def test_a_replaced_guess_is_written_as_the_scenario_reads_it(tmp_path):
     answers = ["trust me", '{"right": 1}']
-    record = await played(tmp_path, adp(), answers, about=example(0), scenario=JsonVerdicts())
-    row = righted(record)
+    record = await play_out(tmp_path, adp(), answers, about=example(0), scenario=JsonVerdicts())
+    row = right_decision(record)
     assert row.episode[-1].content == '{"right": 0}'
 
 
@@ -111,13 +111,13 @@ class Unwritable(JsonVerdicts):
 
 async def test_a_guess_that_cannot_be_written_is_no_row_but_an_error(tmp_path):
     answers = ["trust me", '{"right": 1}']
-    record = await played(tmp_path, adp(), answers, about=example(0), scenario=Unwritable())
+    record = await play_out(tmp_path, adp(), answers, about=example(0), scenario=Unwritable())
     with pytest.raises(RequestError, match=r"'train/1/e/0'.* 'verifier'.*write_decision"):
-        righted(record)
+        right_decision(record)
 
 
 async def test_each_agent_is_selected_by_what_it_earned_itself(tmp_path):
-    fooling = await played(tmp_path, adp(), ["lie", WRONG], about=example(0))
+    fooling = await play_out(tmp_path, adp(), ["lie", WRONG], about=example(0))
     algorithm = ExpertIteration(min_reward=0.5)
     parts = [agent_part("prover", fooling), agent_part("verifier", fooling)]
     prover, verifier = (group.samples for group in algorithm.groups(parts, Tally()))
@@ -125,13 +125,13 @@ async def test_each_agent_is_selected_by_what_it_earned_itself(tmp_path):
     assert verifier == []
 
 
-def taught(reward, teacher, student):
+def with_teacher(reward, teacher, student):
     one = sample(reward, len(teacher))
     return replace(one, teacher_logprobs=(0.0, *teacher), logprobs=(0.0, *student))
 
 
 def test_an_advantage_is_what_the_teacher_gives_a_token_more_than_the_policy():
-    group = [taught(1.0, [-0.5, -2.0], [-1.0, -1.0]), taught(0.0, [-1.0], [-1.5])]
+    group = [with_teacher(1.0, [-0.5, -2.0], [-1.0, -1.0]), with_teacher(0.0, [-1.0], [-1.5])]
     alone = Distillation().units([group])
     assert [unit[0].advantages for unit in alone] == [(0, 0.5, -1.0), (0, 0.5)]
     with pytest.raises(RequestError, match=r"cut_off_penalty .*reward_weight"):

@@ -34,13 +34,13 @@ def tokens(of, sequence):
             yield at, logprobs_V[sequence.ids[at]], sequence.logprobs[at], sequence.advantages[at]
 
 
-def clipped(logprob, sampled, advantage, low=0.2, high=0.28):
+def clip(logprob, sampled, advantage, low=0.2, high=0.28):
     ratio = torch.exp(logprob - sampled)
     return -torch.minimum(ratio * advantage, torch.clamp(ratio, 1 - low, 1 + high) * advantage)
 
 
 def grpo_by_hand(of, units):
-    losses = [clipped(logprob, s, a) for one in units for _, logprob, s, a in tokens(of, one)]
+    losses = [clip(logprob, s, a) for one in units for _, logprob, s, a in tokens(of, one)]
     return sum(losses) / len(losses)
 
 

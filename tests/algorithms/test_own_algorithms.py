@@ -26,7 +26,7 @@ from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.test_hyperparameters import hyperparameters_for
-from tests.backends.test_lm_server import compared
+from tests.backends.test_lm_server import grpo_data
 from tests.backends.test_local import AGENT, make_project, run_config
 from tests.models.tiny_models import policy
 from tests.server.conftest import model  # noqa: F401
@@ -48,7 +48,7 @@ def config(algorithm, **options):
     return parse_config(run_config(1, "tests_local_agent") | {"trajectory_builders": builders})
 
 
-async def trained(project, name, algorithm, **options):
+async def train(project, name, algorithm, **options):
     """The digest of what one epoch makes, and the metrics of its job."""
     with RunFolder.create(project / "runs", name) as run:
         outcome = await train_in(config(algorithm, **options), run)
@@ -70,8 +70,8 @@ PLAIN = "plain_gradient:PlainGradient"
 )
 async def test_a_part_of_ones_own_trains_other_weights_and_has_its_metrics(project, own, other, metric):
     """Than an algorithm that is shipped, or than itself with another option."""
-    digest, metrics = await trained(project, "own", own[0], **own[1])
-    another, _ = await trained(project, "other", other[0], **other[1])
+    digest, metrics = await train(project, "own", own[0], **own[1])
+    another, _ = await train(project, "other", other[0], **other[1])
     assert digest != another
     assert metric == "plain_loss" or 0 <= metrics[metric] <= 1
     assert metric in metrics
@@ -108,7 +108,7 @@ def test_a_loss_is_that_of_the_nearest_known_algorithm_that_has_it(project):
 async def test_a_server_that_does_not_know_an_advantage_gets_it_as_data(project):
     config("max_rl:MaxRL")
     server = LmStandIn()
-    data = compared().model_copy(update={"method": "max_rl:MaxRL"})
+    data = grpo_data().model_copy(update={"method": "max_rl:MaxRL"})
     adapter = server.adapter()
     adapter.algorithm = make_algorithm("max_rl:MaxRL", {"clip_high": 0.3})
     await adapter.submit(data)
@@ -124,7 +124,7 @@ async def test_a_server_that_does_not_know_an_advantage_gets_it_as_data(project)
 async def test_a_job_anywhere_has_all_options_of_ones_own_algorithm(project, tmp_path):
     config(PLAIN)
     own = make_algorithm(PLAIN, {"floor": None, "num_generations": 3})
-    server, data = LmStandIn(), compared().model_copy(update={"method": PLAIN})
+    server, data = LmStandIn(), grpo_data().model_copy(update={"method": PLAIN})
     adapter = server.adapter()
     adapter.algorithm, adapter._algorithms = own, (PLAIN,)
     _, sent = adapter.prepare(data)
@@ -143,7 +143,7 @@ async def test_a_job_anywhere_has_all_options_of_ones_own_algorithm(project, tmp
 
 async def test_a_server_that_has_no_such_loss_is_not_sent_another(project):
     config("plain_gradient:PlainGradient")
-    data = compared().model_copy(update={"method": "plain_gradient:PlainGradient"})
+    data = grpo_data().model_copy(update={"method": "plain_gradient:PlainGradient"})
     with pytest.raises(CapabilityError, match="etude serve --algorithms plain_gradient:PlainGradient"):
         await LmStandIn().adapter().submit(data)
     adapter = LmStandIn().adapter()
@@ -189,7 +189,7 @@ def test_a_server_trains_with_the_algorithms_that_it_was_started_with(project, m
 async def test_an_algorithm_without_a_loss_is_refused_before_anything_is_sampled(project):
     (project / "bare.py").write_text("import etude\n\n\nclass Bare(etude.Algorithm): pass\n")
     with pytest.raises(RequestError, match=r"bare:Bare .*`loss`"):
-        await trained(project, "bare", "bare:Bare")
+        await train(project, "bare", "bare:Bare")
     with RunFolder.open(project / "runs" / "bare") as run:
         assert not list(run.journal.scan("train/"))
 
@@ -207,4 +207,4 @@ async def test_an_odd_loss_is_named_with_what_is_odd(project, loss):
     head = "import etude\n\n\nclass Odd(etude.Grpo):\n\n    def loss(self, logprobs_BT, batch):\n"
     (project / "odd.py").write_text(f"{head}        {loss}\n")
     with pytest.raises(TrainingError, match=ODD[loss]):
-        await trained(project, "odd", "odd:Odd")
+        await train(project, "odd", "odd:Odd")

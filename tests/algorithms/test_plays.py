@@ -8,17 +8,13 @@ from etude.algorithms.grpo import Grpo
 from etude.algorithms.plays import BRANCHED, answers_of_group, turn_returns
 from etude.algorithms.samples import Tally, read_tree, without_retries
 from etude.protocols import adp, nip
-from tests.algorithms.scripted_episodes import agent_part, played, scored_play
+from tests.algorithms.scripted_episodes import agent_part, play_out, scored_play
 
 ACCEPT, REJECT = "Decision: accept", "Decision: reject"
 
 
-def made(algorithm, episodes, tally=None):
-    return algorithm.groups(episodes, tally or Tally())
-
-
 async def test_an_answer_that_was_asked_for_again_is_not_trained_on(tmp_path):
-    record = await played(tmp_path, adp(), ["proof", "well", ACCEPT], retries=1)
+    record = await play_out(tmp_path, adp(), ["proof", "well", ACCEPT], retries=1)
     assert len(record.calls) == 3
     assert [call.index for call in without_retries(record).calls] == [0, 2]
     assert [call.index for call in agent_part("verifier", record)[0].calls] == [2]
@@ -26,7 +22,7 @@ async def test_an_answer_that_was_asked_for_again_is_not_trained_on(tmp_path):
 
 async def test_an_answer_earns_what_came_after_it(tmp_path):
     protocol = nip(max_message_rounds=5, verifier_no_guess_reward=-0.1)
-    record = await played(tmp_path, protocol, ["one?", "so", "two?", "so", ACCEPT])
+    record = await play_out(tmp_path, protocol, ["one?", "so", "two?", "so", ACCEPT])
     tree = read_tree(record)
     (verifier,), (prover,) = (agent_part(agent, record) for agent in ("verifier", "prover"))
     assert turn_returns(verifier.calls, tree, "verifier", 1.0) == pytest.approx({0: 0.8, 2: 0.9, 4: 1.0})
@@ -39,10 +35,10 @@ async def test_an_answer_earns_what_came_after_it(tmp_path):
 
 async def test_grpo_compares_an_agent_with_itself_in_the_other_plays(tmp_path):
     records = [
-        await played(tmp_path, adp(), ["proof", decision], generation=n, id=f"train/1/e/{n}")
+        await play_out(tmp_path, adp(), ["proof", decision], generation=n, id=f"train/1/e/{n}")
         for n, decision in enumerate((ACCEPT, REJECT))
     ]
-    groups = made(Grpo(credit="agent"), [[scored_play(record, 0.5) for record in records]])
+    groups = Grpo(credit="agent").groups([[scored_play(record, 0.5) for record in records]], Tally())
     assert [[(one.reward, one.generation) for one in group.units] for group in groups] == [
         [(1.0, 0), (0.0, 1)],
         [(1.0, 0), (-1.0, 1)],
@@ -50,15 +46,15 @@ async def test_grpo_compares_an_agent_with_itself_in_the_other_plays(tmp_path):
     assert [group.rewards for group in groups] == [[1.0, 0.0], [1.0, -1.0]]
     # With the episode's reward there is nothing to compare.
     tally = Tally()
-    (none,) = made(Grpo(), [[scored_play(record, 0.5) for record in records]], tally)
+    (none,) = Grpo().groups([[scored_play(record, 0.5) for record in records]], tally)
     assert none.units == []
     assert tally.left_out == {grpo.NO_ADVANTAGE: 1}
 
 
 async def test_turn_credit_gives_every_answer_its_own_advantage(tmp_path):
     protocol = nip(max_message_rounds=5, verifier_no_guess_reward=-0.1)
-    early = await played(tmp_path, protocol, ["one?", "so", ACCEPT])
-    late = await played(
+    early = await play_out(tmp_path, protocol, ["one?", "so", ACCEPT])
+    late = await play_out(
         tmp_path, protocol, ["one?", "so", "two?", "so", REJECT], generation=1, id="train/1/e/1"
     )
     group = answers_of_group(agent_part("verifier", early, late), 1.0, Tally())
@@ -70,8 +66,8 @@ async def test_turn_credit_gives_every_answer_its_own_advantage(tmp_path):
 
 
 async def test_turn_credit_leaves_out_a_play_that_branches(tmp_path):
-    record, tally = await played(tmp_path, adp(), ["good", "bad", ACCEPT, REJECT], widths=[2, 1]), Tally()
-    assert not any(group.units for group in made(Grpo(credit="turn"), [[scored_play(record, 0.5)]], tally))
+    record, tally = await play_out(tmp_path, adp(), ["good", "bad", ACCEPT, REJECT], widths=[2, 1]), Tally()
+    assert not any(group.units for group in Grpo(credit="turn").groups([[scored_play(record, 0.5)]], tally))
     assert tally.left_out == {BRANCHED: 4}
 
 
@@ -86,7 +82,7 @@ def preferences(part, tally=None, **config):
 
 async def test_dpo_pairs_the_answers_to_one_prompt(tmp_path):
     answers = ["a", "b", "c", *[ACCEPT] * 3, ACCEPT, REJECT, REJECT, *[REJECT] * 3]
-    record = await played(tmp_path, adp(), answers, widths=3)
+    record = await play_out(tmp_path, adp(), answers, widths=3)
     prover, tally = agent_part("prover", record), Tally()
     assert preferences(prover, tally) == [("a", "c"), ("a", "b"), ("b", "c")]
     assert preferences(prover, min_reward_diff=0.5) == [("a", "c"), ("a", "b")]
@@ -107,7 +103,7 @@ def rows(part, tally=None, **config):
 async def one_sided(tmp_path):
     """The true claim is accepted half of the time after a proof, and never without one."""
     answers = [GOOD, BAD, ACCEPT, REJECT, REJECT, REJECT]
-    return await played(tmp_path, adp(), answers, widths=2)
+    return await play_out(tmp_path, adp(), answers, widths=2)
 
 
 async def test_an_answer_that_is_worth_the_mid_point_is_preferred_to_one_below_it(one_sided):
@@ -140,7 +136,7 @@ async def test_early_answers_count_as_much_as_late_ones(tmp_path):
         return REJECT
 
     first = iter([True, False])
-    record = await played(tmp_path, nip(max_message_rounds=3), answer, widths=2)
+    record = await play_out(tmp_path, nip(max_message_rounds=3), answer, widths=2)
     (pair,) = Malt().samples(agent_part("verifier", record), Tally())
     assert (pair.chosen.reward, pair.rejected.reward) == (1.0, -1.0)
     assert read_tree(record).value(None, "verifier") == 0.0

@@ -190,13 +190,13 @@ def test_only_the_target_functions_calls_to_the_target_model_are_taken():
         *conversation("e", "f", start=2, model="other"),
     ]
 
-    def found(functions, model):
+    def find(functions, model):
         return [one.index for one in targeted_calls(episode(calls), functions, model)]
 
-    assert found((WORKFLOW,), "policy") == [0]
-    assert found(("judge",), "policy") == [1]
-    assert found((WORKFLOW,), None) == [0, 2]
-    assert found(("*",), "policy") == [0, 1]
+    assert find((WORKFLOW,), "policy") == [0]
+    assert find(("judge",), "policy") == [1]
+    assert find((WORKFLOW,), None) == [0, 2]
+    assert find(("*",), "policy") == [0, 1]
 
 
 def test_without_token_ids_the_messages_decide():

@@ -24,7 +24,7 @@ with warnings.catch_warnings():
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
-def padded(rows, padding=0):
+def pad(rows, padding=0):
     width = max(map(len, rows))
     return torch.tensor([[*row, *[padding] * (width - len(row))] for row in rows])
 
@@ -60,8 +60,8 @@ def grpo_trainer(of, folder, kind="GRPO", **options):
 
 
 def tensors(units):
-    ids, real = padded([one.ids for one in units]), padded([[1] * len(one.ids) for one in units])
-    return ids, real, padded([[int(weight) for weight in one.loss_weights] for one in units])
+    ids, real = pad([one.ids for one in units]), pad([[1] * len(one.ids) for one in units])
+    return ids, real, pad([[int(weight) for weight in one.loss_weights] for one in units])
 
 
 def grpo_inputs(units):
@@ -73,7 +73,7 @@ def grpo_inputs(units):
         "completion_mask": real[:, 1:],
         "tool_mask": trained[:, 1:],
         "advantages": torch.tensor([max(one.advantages, key=abs) for one in units]),
-        "old_per_token_logps": padded([one.logprobs for one in units], 0.0)[:, 1:],
+        "old_per_token_logps": pad([one.logprobs for one in units], 0.0)[:, 1:],
         "num_items_in_batch": trained.sum(),
     }
 
@@ -105,7 +105,7 @@ def test_a_named_variant_of_grpo_is_that_of_trl(variant, tmp_path):
     trainer = grpo_trainer(of, tmp_path, use_bias_correction_kl=False, **VARIANTS[variant])
     # It would load a reference by the model's name; its logprobs are among the inputs.
     trainer.beta = 0.04 if variant == "grpo" else 0.0
-    inputs = grpo_inputs(units) | {"ref_per_token_logps": padded(base, 0.0)[:, 1:]}
+    inputs = grpo_inputs(units) | {"ref_per_token_logps": pad(base, 0.0)[:, 1:]}
     theirs = gradient_by_autograd(of, trainer._compute_loss(of.model, inputs))
     algorithm = Grpo(correction="none", variant=variant, constant_length=9)
     assert_same(get_gradient(of, to_batch(units), algorithm), theirs)
@@ -121,7 +121,7 @@ def test_the_correction_for_another_sampler_is_that_of_trl(kind, tmp_path):
     trainer.use_vllm = True
     inputs = grpo_inputs(units)
     sampled, mask = inputs.pop("old_per_token_logps"), inputs["tool_mask"]
-    now = padded([[0.0, *true_logprobs(of, one.ids[:1], one.ids[1:])] for one in units], 0.0)[:, 1:]
+    now = pad([[0.0, *true_logprobs(of, one.ids[:1], one.ids[1:])] for one in units], 0.0)[:, 1:]
     ratio = ((now - sampled) * mask).exp()
     outside = ratio > 2.0
     weights = ratio.clamp(max=2.0) if kind == "truncate" else ratio.masked_fill(outside, 0.0)
@@ -139,7 +139,7 @@ def test_a_later_step_of_a_corrected_job_is_clipped_from_the_jobs_start_as_in_tr
     units = sequences(of, 8, seed=2, shift=0.9)
     trainer = grpo_trainer(of, tmp_path, loss_type="dapo", vllm_importance_sampling_mode="token_truncate")
     trainer.use_vllm = True
-    start = padded([[0.0, *true_logprobs(of, one.ids[:1], one.ids[1:])] for one in units], 0.0)[:, 1:]
+    start = pad([[0.0, *true_logprobs(of, one.ids[:1], one.ids[1:])] for one in units], 0.0)[:, 1:]
     learner, batch, objective = Learner(of, LearnerOptions()), to_batch(units), Grpo(correction="truncate")
     learner.begin_training(batch, objective)
     with torch.no_grad():

@@ -91,7 +91,7 @@ class StandIn:
         text = self.contents[self.jobs[job_id]["training_file"]].decode()
         return [json.loads(line) for line in text.splitlines()]
 
-    def asked(self, request: str) -> int:
+    def count(self, request: str) -> int:
         """How often something was asked for, like `POST /files`."""
         return self.requests.count(request)
 

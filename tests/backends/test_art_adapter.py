@@ -21,7 +21,7 @@ from etude.integrations.art.client import ArtError, ArtInference
 from etude.integrations.art.config import ARTTrainerAdapterConfig
 from etude.wire.retries import RetryPolicy, with_retries
 from tests.backends.art_stand_in import KEY, StandIn, running
-from tests.backends.test_art_wire import collection, ordered, said
+from tests.backends.test_art_wire import collection, in_order, sample
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,7 @@ def backend(server, tmp_path, adapters):
 
 
 def batch(name="run-epoch-1", groups=2):
-    pairs = [[said(f"q{n}", "yes"), said(f"q{n}", "no", reward=0.0)] for n in range(groups)]
+    pairs = [[sample(f"q{n}", "yes"), sample(f"q{n}", "no", reward=0.0)] for n in range(groups)]
     return collection(*pairs).model_copy(update={"run_id": name})
 
 
@@ -77,14 +77,14 @@ async def asked_to_train(server):
     assert await asyncio.to_thread(server.begun.wait, 60)
 
 
-async def trained(adapter, name="run-epoch-1"):
+async def train(adapter, name="run-epoch-1"):
     return await adapter.wait_until_complete(await adapter.submit(batch(name)))
 
 
 async def test_a_job_makes_the_next_step_and_it_is_served(server, backend):
     adapter = await backend()
     assert (await adapter.current_version()).location == "agent@0"
-    status = await trained(adapter)
+    status = await train(adapter)
     assert status.status is TrainingStatusEnum.COMPLETED
     made = status.version
     assert (made.number, made.location) == (1, "agent@1")
@@ -115,17 +115,17 @@ async def test_a_server_of_0_4_serves_the_bare_name(server, backend, tmp_path, a
     with running(StandIn(release="0.4")) as old:
         server.url = old.url
         adapter = await backend()
-        status = await trained(adapter)
+        status = await train(adapter)
         assert (status.version.location, status.version.number) == ("agent", 1)
         old.training = "nothing"  # It says nothing of a batch that it skips.
-        assert "without training" in (await trained(adapter, "next")).message
+        assert "without training" in (await train(adapter, "next")).message
 
 
 async def test_a_server_that_was_trained_before_goes_on_from_its_step(server, backend):
     server.steps["agent"] = 3
     adapter = await backend()
     assert adapter._engine.version == 3
-    assert (await trained(adapter)).version.number == 4
+    assert (await train(adapter)).version.number == 4
 
 
 async def test_learning_rate_kl_and_loss_options_reach_the_server(server, backend):
@@ -133,7 +133,7 @@ async def test_learning_rate_kl_and_loss_options_reach_the_server(server, backen
     adapter = await backend(
         training=options | {"trainer_args": {"weight_decay": 0.1}}, init_args={"max_seq_length": 4096}
     )
-    await trained(adapter)
+    await train(adapter)
     (job,) = server.jobs
     assert job["config"] == {"learning_rate": 1e-4, "beta": 0.1, "kl_penalty_coef": 0.1}
     assert job["dev_config"] == {"epsilon": 0.3, "ppo": True, "kl_penalty_coef": 0.1}
@@ -169,7 +169,7 @@ async def test_a_job_whose_work_was_lost_is_not_there_and_is_trained_anew(server
     ref, again = await left_alone(server, backend), await backend()
     assert (await again.status(ref)).status is TrainingStatusEnum.NOT_FOUND
     server.pause = 0
-    assert (await trained(again)).status is TrainingStatusEnum.COMPLETED
+    assert (await train(again)).status is TrainingStatusEnum.COMPLETED
     assert (len(server.jobs), server.steps["agent"]) == (2, 1)
 
 
@@ -191,7 +191,7 @@ async def test_a_job_that_was_not_done_has_failed_and_says_why(server, backend, 
     if training == "silent":
         monkeypatch.setattr(client, "SILENCE_SECONDS", 0.2)
     server.training = training
-    status = await trained(await backend())
+    status = await train(await backend())
     assert status.status is TrainingStatusEnum.FAILED
     assert re.search(told, status.message) and KEY not in status.message
 
@@ -200,7 +200,7 @@ async def test_a_lost_connection_is_no_failure_when_the_step_was_made(server, ba
     """A server that is busy after a job is asked again."""
     monkeypatch.setattr(adapter_module, "RECOVER_SECONDS", 60.0)
     server.training, server.silent_steps = "lost", 1
-    status = await trained(await backend())
+    status = await train(await backend())
     assert status.status is TrainingStatusEnum.COMPLETED
     assert "did not answer" in status.message
 
@@ -248,7 +248,7 @@ async def test_nobody_at_the_address_is_said_with_a_way_out(backend):
 async def test_a_run_goes_on_only_where_it_left_the_model(server, backend):
     adapter = await backend()
     base = await adapter.current_version()
-    await trained(adapter)
+    await train(adapter)
     newest = await adapter.current_version()
     await adapter.restore(base)
     server.steps["agent"] = 4
@@ -298,10 +298,10 @@ async def test_before_it_is_initialized_it_says_so():
 
 
 async def test_trajectories_become_arts_groups_one_for_each_example(alone):
-    good = ordered("system", "system", "user", "assistant")
+    good = in_order("system", "system", "user", "assistant")
     await alone._validate_episode_order(good)
     first, second = await alone._construct_trajectory_groups(
-        [[good, ordered("user", "assistant", reward=0.5)], [ordered("user", "assistant")]]
+        [[good, in_order("user", "assistant", reward=0.5)], [in_order("user", "assistant")]]
     )
     assert [trajectory.reward for trajectory in first.trajectories] == [1.0, 0.5]
     *asked, choice = first.trajectories[0].messages_and_choices

@@ -22,7 +22,7 @@ from etude.integrations.art.adapter import ARTTrainerAdapter  # noqa: E402
 from etude.integrations.art.client import ArtInference, ArtModel, to_art_groups  # noqa: E402
 from etude.integrations.art.config import ARTTrainerAdapterConfig  # noqa: E402
 from tests.backends.art_stand_in import StandIn, running, serving  # noqa: E402
-from tests.backends.test_art_wire import collection, said  # noqa: E402
+from tests.backends.test_art_wire import collection, sample  # noqa: E402
 
 pytestmark = pytest.mark.art
 
@@ -100,7 +100,7 @@ def art_run(inference, monkeypatch):
 
 
 def batch():
-    pairs = [[said(f"q{n}", "yes"), said(f"q{n}", "no", reward=0.0)] for n in range(2)]
+    pairs = [[sample(f"q{n}", "yes"), sample(f"q{n}", "no", reward=0.0)] for n in range(2)]
     return collection(*pairs)
 
 

@@ -18,7 +18,7 @@ from tests.backends.art_stand_in import Trajectory as ArtTrajectory
 from tests.backends.art_stand_in import check_messages
 
 
-def ordered(*roles, reward=1.0):
+def in_order(*roles, reward=1.0):
     items = [
         EpisodeItem(
             role=role,
@@ -31,7 +31,7 @@ def ordered(*roles, reward=1.0):
     return Trajectory(episode=items, reward=reward)
 
 
-def said(*turns, reward=1.0):
+def sample(*turns, reward=1.0):
     record = episode(conversation(*turns))
     return built(make_sample(record.calls, record, reward, reasoning=None))
 
@@ -59,11 +59,11 @@ def collection(*groups):
 )
 def test_an_order_that_art_cannot_train_on_is_refused(roles, problem):
     with nullcontext() if problem is None else pytest.raises(ValueError, match=problem):
-        check_episode_order(ordered(*roles))
+        check_episode_order(in_order(*roles))
 
 
 def test_an_answer_is_a_choice_with_the_sampled_tokens_and_their_logprobs():
-    made = to_art_trajectory(said("hi", "ok")).model_dump()
+    made = to_art_trajectory(sample("hi", "ok")).model_dump()
     question, answer = made["messages_and_choices"]
     assert question == {"role": "user", "content": "hi"}
     assert answer == {
@@ -108,16 +108,16 @@ def test_tool_calls_and_results_stay_what_they_are_and_given_answers_are_not_tra
 
 
 def test_what_cannot_be_trained_on_is_left_out_and_counted():
-    good = [said("q", "yes"), said("q", "no", reward=0.0)]
-    flat = [said("r", "no"), said("r", "nope")]
-    broken = [said("s", "yes"), ordered("user", "assistant", "user")]
+    good = [sample("q", "yes"), sample("q", "no", reward=0.0)]
+    flat = [sample("r", "no"), sample("r", "nope")]
+    broken = [sample("s", "yes"), in_order("user", "assistant", "user")]
     given_to = to_art_groups(collection(good, flat, broken))
     assert [len(group["trajectories"]) for group in given_to.groups] == [2]
     (other,) = given_to.rejected.keys() - {FLAT}
     assert "role user" in other and given_to.rejected == {FLAT: 3, other: 1}
 
 
-@pytest.mark.parametrize("groups", [[], [[]], [[said("q", "yes")]], [[said("q", "a"), said("q", "b")]]])
+@pytest.mark.parametrize("groups", [[], [[]], [[sample("q", "yes")]], [[sample("q", "a"), sample("q", "b")]]])
 def test_a_batch_with_nothing_to_train_on_is_an_error(groups):
     with pytest.raises(TrainingError, match=r"job job: .*no trajectory .*Nothing was submitted"):
         to_art_groups(collection(*groups))
@@ -133,7 +133,7 @@ def test_an_answer_without_tokens_is_left_out_with_the_reason():
 
 def test_step_rewards_have_no_place_in_art():
     with pytest.raises(CapabilityError, match="step rewards"):
-        to_art_groups(collection([said("q", "a").model_copy(update={"shaped_rewards": [1.0]})]))
+        to_art_groups(collection([sample("q", "a").model_copy(update={"shaped_rewards": [1.0]})]))
 
 
 @pytest.mark.parametrize(

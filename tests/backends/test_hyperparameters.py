@@ -24,8 +24,8 @@ from etude.learner.optimiser import Schedule
 from etude.server.job_request import MethodBody, job_algorithm, resolve_hyperparameters
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.openai_stand_in import StandIn
-from tests.backends.test_local_adapter import CONFIG, adapter_on, collection, done
-from tests.backends.test_openai_jobs import backend, dpo, supervised
+from tests.backends.test_local_adapter import CONFIG, adapter_on, collection, finish
+from tests.backends.test_openai_jobs import backend, dpo, imitations
 from tests.models.tiny_models import fresh_policy
 from tests.training import FakeAdapter
 
@@ -55,7 +55,7 @@ async def test_a_server_takes_all_before_those_of_the_config():
     server = LmStandIn()
     adapter = server.adapter(hyperparameters={"n_epochs": 2, "learning_rate": 0.1, "lora_rank": 2})
     adapter.use_hyperparameters(ALL)
-    for data in (dpo(), supervised()):
+    for data in (dpo(), imitations()):
         await adapter.submit(data)
     preferred, imitated = (job["method"] for job in server.jobs.values())
     shared = {"n_epochs": 7, "lora_rank": 4, "lora_alpha": 8.0}
@@ -82,9 +82,9 @@ async def test_in_this_process_they_are_those_of_the_next_job(tmp_path):
     ]:
         adapter = await adapter_on(tmp_path / name)
         adapter.use_hyperparameters(given)
-        weights.append((await done(adapter, collection("one"))).digest)
+        weights.append((await finish(adapter, collection("one"))).digest)
     same = await adapter_on(tmp_path / "same", passes=3, learning_rate=2e-3)
-    assert [(await done(same, collection("one"))).digest == one for one in weights] == [True, False]
+    assert [(await finish(same, collection("one"))).digest == one for one in weights] == [True, False]
 
 
 async def test_lora_weights_are_put_on_the_model_when_it_is_initialized(tmp_path):

@@ -19,8 +19,8 @@ from etude.core.sample import Sample
 from etude.learner.learner import Learner, LearnerOptions
 from etude.store.files import delete_left_over, write_atomically
 from tests.backends.openai_stand_in import BASE, StandIn
-from tests.backends.test_local_adapter import adapter_on, collection, done
-from tests.backends.test_openai_jobs import backend, dpo, supervised
+from tests.backends.test_local_adapter import adapter_on, collection, finish
+from tests.backends.test_openai_jobs import backend, dpo, imitations
 from tests.file_operations import each_operation, killed_at
 from tests.models.tiny_models import fresh_policy
 from tests.support import one_quick
@@ -35,17 +35,17 @@ def at_openai(server, seed=0, **settings):
 @pytest.mark.parametrize(
     ("settings", "data", "difference"),
     [
-        ({}, supervised("name", rows=11), "other data"),
+        ({}, imitations("name", rows=11), "other data"),
         ({}, dpo("name"), "another method"),
-        ({"hyperparameters": {"n_epochs": 3}}, supervised("name"), "other hyperparameters"),
-        ({"seed": 8}, supervised("name"), "other hyperparameters"),
-        ({"model": f"{BASE}-other"}, supervised("name"), "another start model"),
+        ({"hyperparameters": {"n_epochs": 3}}, imitations("name"), "other hyperparameters"),
+        ({"seed": 8}, imitations("name"), "other hyperparameters"),
+        ({"model": f"{BASE}-other"}, imitations("name"), "another start model"),
     ],
 )
 async def test_at_an_api(settings, data, difference):
     server = StandIn()
-    first = await at_openai(server).submit(supervised("name"))
-    assert await at_openai(server).submit(supervised("name")) == first
+    first = await at_openai(server).submit(imitations("name"))
+    assert await at_openai(server).submit(imitations("name")) == first
     with pytest.raises(JobNameTakenError, match=difference):
         await at_openai(server, **settings).submit(data)
     assert len(server.jobs) == len(server.files) == 1
@@ -54,9 +54,9 @@ async def test_at_an_api(settings, data, difference):
 async def test_jobs_of_two_runs_that_are_called_alike_are_two():
     server = StandIn()
     runs = {key: OpenAiAdapter(OpenAiAdapterConfig(), server.client(), BASE, run_key=key) for key in "ab"}
-    refs = [await runs["a"].submit(supervised("r-epoch-1")), await runs["b"].submit(dpo("r-epoch-1"))]
+    refs = [await runs["a"].submit(imitations("r-epoch-1")), await runs["b"].submit(dpo("r-epoch-1"))]
     again = OpenAiAdapter(OpenAiAdapterConfig(), server.client(), BASE, run_key="a")
-    assert await again.submit(supervised("r-epoch-1")) == refs[0] != refs[1]
+    assert await again.submit(imitations("r-epoch-1")) == refs[0] != refs[1]
     # And neither is the job of that name of somebody who is no run.
     await at_openai(server).submit(dpo("r-epoch-1"))
     assert len(server.jobs) == 3
@@ -65,10 +65,10 @@ async def test_jobs_of_two_runs_that_are_called_alike_are_two():
 async def test_a_job_that_somebody_else_made_under_the_name_is_not_taken_for_ours():
     server = StandIn()
     adapter = at_openai(server)
-    ref = await adapter.submit(supervised("name"))
+    ref = await adapter.submit(imitations("name"))
     server.jobs[ref.metadata["job_id"]]["metadata"] = {"etude_job": "name"}
     with pytest.raises(JobNameTakenError, match="other data"):
-        await adapter.submit(supervised("name"))
+        await adapter.submit(imitations("name"))
 
 
 async def test_in_this_process(tmp_path):
@@ -86,8 +86,8 @@ async def test_in_this_process(tmp_path):
 async def test_in_a_later_process(tmp_path):
     adapter = await adapter_on(tmp_path)
     base = await adapter.current_version()
-    await done(adapter, collection("name"))
-    second = await done(adapter, collection("other", seed=1))
+    await finish(adapter, collection("name"))
+    second = await finish(adapter, collection("other", seed=1))
     with pytest.raises(JobNameTakenError, match="other data"):
         await (await adapter_on(tmp_path)).submit(collection("name", seed=1))
     with pytest.raises(JobNameTakenError, match="other hyperparameters"):
@@ -104,20 +104,20 @@ async def test_in_a_later_process(tmp_path):
 
 async def test_going_back_in_a_later_process_overwrites_no_version(tmp_path):
     adapter = await adapter_on(tmp_path)
-    first = await done(adapter, collection("one"))
-    second = await done(adapter, collection("two", seed=1))
+    first = await finish(adapter, collection("one"))
+    second = await finish(adapter, collection("two", seed=1))
     later = await adapter_on(tmp_path)
     await later.restore(first)
-    assert (await done(later, collection("three", seed=2))).number == 3
+    assert (await finish(later, collection("three", seed=2))).number == 3
     await later.restore(second)
     # Numbers that somebody else knows to be taken are left out, too.
     await later.count_from(6)
-    assert (await done(later, collection("four", seed=3))).number == 7
+    assert (await finish(later, collection("four", seed=3))).number == 7
 
 
 def test_the_hash_is_of_the_data_and_not_of_the_name():
-    assert supervised("a").data_hash() == supervised("b").data_hash()
-    assert supervised("a").data_hash() != supervised("a", rows=9).data_hash()
+    assert imitations("a").data_hash() == imitations("b").data_hash()
+    assert imitations("a").data_hash() != imitations("a", rows=9).data_hash()
     group = (Sample((1,), (True,), advantages=(numpy.float32(0.5),), notes={"what": object()}),)
     with pytest.raises(PydanticSerializationError):  # Its text would be another one in the next process.
         TrajectoryCollection(trajectories=[group], run_id="a").data_hash()

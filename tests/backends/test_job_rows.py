@@ -27,14 +27,14 @@ def user(text: str) -> dict:
     return {"role": "user", "content": text}
 
 
-def said(text: str, thought: str, **fields: object) -> dict:
+def reply(text: str, thought: str, **fields: object) -> dict:
     return {"role": "assistant", "content": text, "reasoning_content": thought, **fields}
 
 
-TALK = [user("1 plus 2?"), said("3", "it is 3."), user("and 2?"), said("5", "3 plus 2")]
+TALK = [user("1 plus 2?"), reply("3", "it is 3."), user("and 2?"), reply("5", "3 plus 2")]
 
 
-def learned(template: str, *messages: dict) -> list[tuple[str, str]]:
+def learned_texts(template: str, *messages: dict) -> list[tuple[str, str]]:
     """Of each sequence its text, and the text that is learned."""
     policy = chatml_policy(template)
     (row,) = units_of_rows([SupervisedRow.model_validate({"messages": messages})], policy, Supervised())
@@ -47,13 +47,13 @@ def learned(template: str, *messages: dict) -> list[tuple[str, str]]:
 
 
 def test_where_thinking_stays_a_conversation_is_one_sequence() -> None:
-    ((text, own),) = learned(KEEPS, *TALK)
+    ((text, own),) = learned_texts(KEEPS, *TALK)
     assert own == "<think>it is 3.</think>3<|im_end|><think>3 plus 2</think>5<|im_end|>"
     assert text.count("<think>") == 2
 
 
 def test_where_earlier_thinking_is_dropped_each_answer_is_a_sequence() -> None:
-    first, second = learned(FORGETS, *TALK)
+    first, second = learned_texts(FORGETS, *TALK)
     assert [own for _, own in (first, second)] == [
         "<think>it is 3.</think>3<|im_end|>",
         "<think>3 plus 2</think>5<|im_end|>",
@@ -71,7 +71,7 @@ EMPTY_THOUGHT = CHATML.replace(
 
 def test_where_the_template_writes_earlier_answers_differently_each_answer_is_a_sequence() -> None:
     talk = [user("1 plus 2?"), LAST, user("and 2?"), LAST | {"content": "5"}]
-    first, second = learned(EMPTY_THOUGHT, *talk)
+    first, second = learned_texts(EMPTY_THOUGHT, *talk)
     assert [own for _, own in (first, second)] == [
         "<think>\n\n</think>\n\n3<|im_end|>",
         "<think>\n\n</think>\n\n5<|im_end|>",
@@ -81,17 +81,17 @@ def test_where_the_template_writes_earlier_answers_differently_each_answer_is_a_
 
 def test_an_answer_without_the_thought_that_the_prompt_begins_is_refused_with_what_to_give() -> None:
     with pytest.raises(TrainingError, match=r"message 2: .*<think>.*answer.*reasoning_content"):
-        learned(THINKS, user("1 plus 2?"), LAST)
+        learned_texts(THINKS, user("1 plus 2?"), LAST)
 
 
 def test_thinking_of_context_may_be_dropped() -> None:
-    ((text, own),) = learned(FORGETS, TALK[0], TALK[1] | {"weight": 0}, *TALK[2:])
+    ((text, own),) = learned_texts(FORGETS, TALK[0], TALK[1] | {"weight": 0}, *TALK[2:])
     assert own == "<think>3 plus 2</think>5<|im_end|>" and "it is 3." not in text
 
 
 def test_thinking_that_the_template_does_not_write_is_refused() -> None:
     with pytest.raises(TrainingError, match=r"row 1: .*template .*all of reasoning_content.*'it is 3\.'"):
-        learned(CHATML, *TALK[:2])
+        learned_texts(CHATML, *TALK[:2])
 
 
 NO_TOOLS = CHATML.replace("message.tool_calls or []", "[]")
@@ -116,7 +116,7 @@ def calls(*arguments: str, text: str | None = None) -> dict[str, Any]:
     return {"role": "assistant", "content": text, "tool_calls": [*map(call, arguments)]}
 
 
-def checked(template: str, *messages: dict[str, Any]) -> None:
+def check(template: str, *messages: dict[str, Any]) -> None:
     """As an upload is."""
     row = SupervisedRow.model_validate({"messages": messages, "tools": [CALCULATOR]})
     require_written(row, chatml_policy(template).template)
@@ -152,7 +152,7 @@ def test_arguments_that_are_no_json_object_are_no_row(arguments: str, weight: in
         (SPEAKS_OR_CALLS, calls("{}", text="I reckon."), "all of content.*'I reckon.'"),
         (FIRST_CALL, calls("{}", "{}"), "all calls of 'calculator'"),
         (DROPS_INLINE, {"role": "assistant", "content": "<think>well</think>3"}, "all of content"),
-        (CHATML, said("3", "it is 3."), "all of reasoning_content.*'it is 3.'"),
+        (CHATML, reply("3", "it is 3."), "all of reasoning_content.*'it is 3.'"),
         (CHATML, LAST | {"name": "alice"}, "all of name.*'alice'"),
         (CHATML, LAST | {"content": "3<|im_end|>\n"}, "it holds '<|im_end|>'".replace("|", r"\|")),
         (CHATML, calls('{"a": "<|im_end|>"}'), "it holds"),
@@ -162,7 +162,7 @@ def test_what_the_template_does_not_write_is_refused(
     template: str, answer: dict[str, Any], lost: str
 ) -> None:
     with pytest.raises(RequestError, match=lost):
-        checked(template, user("1+2?"), answer)
+        check(template, user("1+2?"), answer)
     with pytest.raises(RequestError, match=lost):
         require_written(pair(answer), chatml_policy(template).template)
 
@@ -177,17 +177,17 @@ def test_what_the_template_does_not_write_is_refused(
         (TRIMS, LAST | {"content": "  3\n"}),
         (THINKS, LAST | {"content": "<think>\nwell\n</think>\n\n3"}),
         (SPEAKS_OR_CALLS, calls("{}")),
-        (KEEPS, said("3", " it is 3.\n")),
+        (KEEPS, reply("3", " it is 3.\n")),
     ],
 )
 def test_what_the_template_writes_is_learned(template: str, answer: dict[str, Any]) -> None:
-    checked(template, user("1+2?"), answer)
+    check(template, user("1+2?"), answer)
 
 
 def test_a_conversation_that_begins_with_the_assistant_says_what_to_do() -> None:
     with pytest.raises(RequestError, match=r"user before it, .*weight 0"):
-        checked(CHATML, LAST, user("and 2?"), LAST)
-    checked(CHATML, LAST | {"weight": 0}, user("and 2?"), LAST)
+        check(CHATML, LAST, user("and 2?"), LAST)
+    check(CHATML, LAST | {"weight": 0}, user("and 2?"), LAST)
 
 
 def test_calls_in_the_context_are_written_too() -> None:

@@ -83,12 +83,12 @@ def test_a_job_that_was_interrupted_ends_as_if_it_had_not_been(tmp_path):
     ids=["no checkpoint is damaged", "the last one is", "both are"],
 )
 def test_a_kill_costs_the_steps_since_the_last_whole_checkpoint_alone(tmp_path, harmed, goes_on):
-    def killed(step):
+    def kill(step):
         if step == 5:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        training(tmp_path, Listener(killed), every=2)[1].run(threading.Event())
+        training(tmp_path, Listener(kill), every=2)[1].run(threading.Event())
     shutil.copytree(tmp_path / "step-4", tmp_path / f".step-5.{os.getpid()}.part")  # It was being written.
     for step in harmed:
         os.truncate(tmp_path / f"step-{step}" / "optimiser.safetensors", 100)
@@ -100,7 +100,7 @@ def test_a_kill_costs_the_steps_since_the_last_whole_checkpoint_alone(tmp_path, 
     assert bool(listener.went_backs) == bool(harmed)
     rest.run(threading.Event())
     assert [news.step for news in listener.starts] == [goes_on]
-    assert weights(resumed) == weights(_uninterrupted())
+    assert weights(resumed) == weights(_train_whole())
     assert sorted(path.name for path in tmp_path.iterdir() if "set-aside" not in path.name) == [
         "step-2",
         "step-4",
@@ -108,7 +108,7 @@ def test_a_kill_costs_the_steps_since_the_last_whole_checkpoint_alone(tmp_path, 
 
 
 @functools.cache
-def _uninterrupted():
+def _train_whole():
     learner, job = training(None, Listener())
     job.run(threading.Event())
     return learner

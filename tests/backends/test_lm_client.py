@@ -98,7 +98,7 @@ async def test_what_fails_for_a_while_is_asked_again():
     client = server.language_model_client()
     assert await client.get_server_version() == server.version
     await client.stop_engine()
-    assert (server.asked("GET /version"), server.asked("POST /engine/stop")) == (4, 3)
+    assert (server.count("GET /version"), server.count("POST /engine/stop")) == (4, 3)
 
 
 async def test_a_server_that_takes_connections_and_never_answers_is_given_up_in_time(monkeypatch, caplog):

@@ -25,19 +25,19 @@ from etude.core.training_rows import GrpoRow
 from etude.models.tiny import build_policy, build_tokenizer
 from tests.algorithms.scripted_episodes import conversation, episode
 from tests.backends.lm_stand_in import LmStandIn
-from tests.backends.test_openai_jobs import dpo, imitated, supervised
+from tests.backends.test_openai_jobs import dpo, imitation, imitations
 from tests.cli.projects import change, etude, local_project, process
 from tests.support import read_summary
 
 
-def compared(job="job"):
+def grpo_data(job="job"):
     records = [episode(conversation("q", reply), generation=place) for place, reply in enumerate("ab")]
     scored = [ScoredEpisode(one, float(one.generation), targeted_calls(one, ["*"], None)) for one in records]
     group = [to_trajectory(sample) for each in scored for sample in each.samples()]
     return TrajectoryCollection(trajectories=[group, group], run_id=job, method="grpo")
 
 
-@pytest.mark.parametrize("data", [supervised(), dpo(), compared()], ids=lambda data: data.method)
+@pytest.mark.parametrize("data", [imitations(), dpo(), grpo_data()], ids=lambda data: data.method)
 async def test_a_job_of_each_method_makes_a_model(data):
     server = LmStandIn()
     adapter = server.adapter(hyperparameters={"n_epochs": 2, "learning_rate": 0.1})
@@ -55,7 +55,7 @@ async def test_a_job_of_each_method_makes_a_model(data):
 
 async def test_a_grpo_row_is_a_group_as_it_was_sampled():
     server = LmStandIn()
-    data = compared()
+    data = grpo_data()
     await server.adapter().submit(data)
     rows = [GrpoRow.model_validate(row) for row in server.rows("ftjob-0")]
     assert rows == [GrpoRow.from_group([*map(to_sample, group)]) for group in data.trajectories]
@@ -78,7 +78,7 @@ async def test_step_rewards_of_two_agents_are_compared_as_here():
 
 
 async def test_what_was_sampled_without_tokens_cannot_be_a_row():
-    item = imitated("q", "a")
+    item = imitation("q", "a")
     bare = [one.model_copy(update={"token_ids": None}) for one in item.episode]
     group = [item.model_copy(update={"episode": bare})]
     data = TrajectoryCollection(trajectories=[group], run_id="job", method="grpo")
@@ -90,7 +90,7 @@ async def test_what_was_sampled_without_tokens_cannot_be_a_row():
 
 @pytest.mark.parametrize(("options", "why"), [({}, "group are equal"), ({"beta": 0.1}, "`beta` pulls to")])
 async def test_groups_of_equal_rewards_are_not_uploaded(options, why):
-    server, data = LmStandIn(), compared()
+    server, data = LmStandIn(), grpo_data()
     flat = [[one.model_copy(update={"reward": 1.0}) for one in group] for group in data.trajectories]
     adapter = server.adapter()
     adapter.algorithm = Grpo(**options)
@@ -103,7 +103,7 @@ async def test_the_engine_is_away_while_a_job_trains_and_back_however_it_ends(en
     server = LmStandIn(ending=ending)
     adapter = server.adapter(free_engine=True)
     await adapter.initialize(FinetuneConfig())
-    ref = await adapter.submit(supervised())
+    ref = await adapter.submit(imitations())
     assert server.status["status"] == "stopped"
     await adapter.wait_until_complete(ref, poll_interval=0)
     # The server sees to it; the adapter waits until it is so.
@@ -115,9 +115,9 @@ async def test_the_engine_stays_when_nothing_trains_or_both_fit():
     for request in ("POST /files", "POST /fine_tuning/jobs"):
         server.faults[request] = [400]
         with pytest.raises(BackendError):
-            await server.adapter(free_engine=True).submit(supervised())
+            await server.adapter(free_engine=True).submit(imitations())
     adapter = server.adapter()
-    ref = await adapter.submit(supervised())
+    ref = await adapter.submit(imitations())
     assert server.status["status"] == "running"
     await adapter.wait_until_complete(ref, poll_interval=0)
     assert server.engine == []
@@ -126,7 +126,7 @@ async def test_the_engine_stays_when_nothing_trains_or_both_fit():
 async def test_an_engine_that_does_not_come_back_is_an_error():
     server = LmStandIn()
     adapter = server.adapter(free_engine=True)
-    ref = await adapter.submit(supervised())
+    ref = await adapter.submit(imitations())
     server.faults["POST /engine/start"] = [503] * 5
     with pytest.raises(BadResponseError, match=r"POST .*/engine/start answered HTTP 503"):
         await adapter.wait_until_complete(ref, poll_interval=0)

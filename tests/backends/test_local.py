@@ -33,7 +33,7 @@ from etude.runtime import open_runtime
 from etude.store.histories import read_histories
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
-from tests.backends.test_local_adapter import CONFIG, collection, done, not_finite
+from tests.backends.test_local_adapter import CONFIG, collection, finish, not_finite
 from tests.models.tiny_models import fresh_policy
 from tests.support import one_quick
 
@@ -45,7 +45,7 @@ async def play(example, episode):
     return first.text + second.text
 
 
-def varied(example, output):
+def vary(example, output):
     return len(set(output)) / 16
 """
 
@@ -71,7 +71,7 @@ def run_config(epochs, module, **adapter):
         "workflow": f"{module}:play",
         "eval": {
             "general": {"dataset": "train.json", "max_concurrency": 5},
-            "evaluators": {"varied": f"{module}:varied"},
+            "evaluators": {"vary": f"{module}:vary"},
         },
         "trajectory_builders": {"builder": {"_type": "grpo", "num_generations": 3}},
         "trainer_adapters": {"local": {"_type": "local", "learning_rate": 1e-2, "batch_size": 4} | adapter},
@@ -101,13 +101,13 @@ async def test_with_a_trainer_of_ones_own_a_failed_job_leaves_the_sampled_weight
             adapter = await builder.get_trainer_adapter("local")
             assert isinstance(engine, EmbeddedEngine) and adapter._policy is engine.policy
             await adapter.initialize(block)
-            version = await done(adapter, collection("one"))
+            version = await finish(adapter, collection("one"))
             steps = adapter._workplace.learner.step
             status = await adapter.wait_until_complete(await adapter.submit(not_finite("two")))
             assert status.status is TrainingStatusEnum.FAILED
             assert (engine.policy.version, engine.policy.digest()) == (1, version.digest)
             assert adapter._workplace.learner.step == steps
-            assert (await done(adapter, collection("three"))).number == 2
+            assert (await finish(adapter, collection("three"))).number == 2
 
 
 async def test_a_model_of_another_type_cannot_be_trained_here(project):
@@ -144,7 +144,7 @@ async def play(example, episode):
     return {"claim": claim.text, "verdict": verdict.text}
 
 
-def varied(example, output):
+def vary(example, output):
     return len(set(output["claim"])) / 16
 
 
@@ -163,9 +163,9 @@ def shared_project(tmp_path, monkeypatch):
 def two_models(llms, targets, **adapter):
     data = run_config(2, "tests_shared_agent", **adapter)
     data["llms"] = {name: data["llms"]["policy"] | {"model": model} for name, model in llms.items()}
-    data["eval"]["evaluators"] = {name: f"tests_shared_agent:{name}" for name in ("varied", "brief")}
+    data["eval"]["evaluators"] = {name: f"tests_shared_agent:{name}" for name in ("vary", "brief")}
     data["finetuning"]["targets"] = {
-        "prover": {"reward_function": {"name": "varied"}} | targets.get("prover", {}),
+        "prover": {"reward_function": {"name": "vary"}} | targets.get("prover", {}),
         "verifier": {"reward_function": {"name": "brief"}} | targets.get("verifier", {}),
     }
     return parse_config(data)
@@ -202,7 +202,7 @@ def storages(policies):
     return {value.untyped_storage().data_ptr(): value.untyped_storage().nbytes() for value in tensors}
 
 
-async def initialized(shared_project, of):
+async def initialize(shared_project, of):
     """The policies of a run whose adapters have been initialised, by their entries of `llms`."""
     with RunFolder.create(shared_project / "runs", "run") as run:
         async with open_runtime(of, run) as runtime:
@@ -212,7 +212,7 @@ async def initialized(shared_project, of):
 
 
 async def test_lora_targets_have_one_base_in_memory(shared_project):
-    async for policies in initialized(shared_project, one_base(**LORA)):
+    async for policies in initialize(shared_project, one_base(**LORA)):
         assert list(policies) == ["base", "prover", "verifier"]
         lora = [
             sum(value.nbytes for value in policies[name].trainable().values())
@@ -224,7 +224,7 @@ async def test_lora_targets_have_one_base_in_memory(shared_project):
 
 
 async def test_targets_that_train_all_weights_take_a_copy_and_leave_the_base_alone(shared_project):
-    async for policies in initialized(shared_project, one_base()):
+    async for policies in initialize(shared_project, one_base()):
         before = policies["base"].digest()
         with torch.no_grad():
             for value in policies["prover"].trainable().values():
@@ -289,10 +289,10 @@ async def test_learners_that_end_three_times_without_a_checkpoint_fail_the_job(
     program = "import json, pathlib; _, _, (_, job) = json.loads(input())"
     program += "; pathlib.Path(job, 'step-1').mkdir(exist_ok=True); print('no room'); raise SystemExit(3)"
 
-    def replaced(command: Command) -> Command:
+    def replace_program(command: Command) -> Command:
         return replace(command, words=(sys.executable, "-c", program))
 
-    adapter, launcher = await adapter_on(shared_model, tmp_path, replaced)
+    adapter, launcher = await adapter_on(shared_model, tmp_path, replace_program)
     status = await adapter.wait_until_complete(await adapter.submit(collection("one")))
     assert status.status is TrainingStatusEnum.FAILED and launcher.started == 4
     assert re.search(r"3 times .*checkpoint \(process 0 .*exit code 3\).*no room", str(status.message))

@@ -30,12 +30,12 @@ from tests.models.tiny_models import family, fresh_policy, policy
 CONFIG = {"learning_rate": 1e-2, "batch_size": 3, "passes": 2, "warmup_steps": 3}
 
 
-def rewarded(sample, reward):
+def with_reward(sample, reward):
     return replace(sample, reward=reward, advantages=None)
 
 
 def collection(name, *, seed=0, method="grpo", rewards=(0.0, 1.0, 2.0, 5.0)):
-    group = map(rewarded, sequences(policy(), len(rewards), seed=seed), rewards)
+    group = map(with_reward, sequences(policy(), len(rewards), seed=seed), rewards)
     return TrajectoryCollection(trajectories=[[*group]], run_id=name, method=method)
 
 
@@ -53,7 +53,7 @@ async def adapter_on(folder, of=None, **config):
     return adapter
 
 
-async def done(adapter, job):
+async def finish(adapter, job):
     """Submit a job, wait for it, and return its version. Fails when it does."""
     status = await adapter.wait_until_complete(await adapter.submit(job))
     assert status.status is TrainingStatusEnum.COMPLETED, status.message
@@ -82,7 +82,7 @@ async def test_a_job_makes_the_next_version_and_its_folder(tmp_path):
     assert await adapter.is_healthy()
     base = await adapter.current_version()
     assert (base.number, base.location) == (0, "tiny")
-    version = await done(adapter, collection("one"))
+    version = await finish(adapter, collection("one"))
     assert version == await adapter.current_version()
     assert (version.number, version.location) == (1, str(tmp_path / "v1"))
     assert version.digest != base.digest
@@ -92,7 +92,7 @@ async def test_a_job_makes_the_next_version_and_its_folder(tmp_path):
 
 
 async def test_a_model_that_cannot_be_trained_on_token_trees_is_said_to_be_padded(tmp_path):
-    rows = [rewarded(one, float(reward)) for reward, one in enumerate(forest(1, 12))]
+    rows = [with_reward(one, float(reward)) for reward, one in enumerate(forest(1, 12))]
     statuses = []
     for number, of in enumerate([fresh_policy(), family("FalconConfig", alibi=True)]):
         adapter = await adapter_on(tmp_path / str(number), of, batch_size=None)
@@ -126,12 +126,12 @@ class Held:
         self.entered, self.gate = threading.Event(), threading.Event()
         forward = of.model.forward
 
-        def held(*args, **kwargs):
+        def wait_and_run(*args, **kwargs):
             self.entered.set()
             self.gate.wait()
             return forward(*args, **kwargs)
 
-        of.model.forward = held
+        of.model.forward = wait_and_run
 
 
 async def test_a_running_job_tells_so_and_can_be_canceled(tmp_path):
@@ -156,14 +156,14 @@ async def test_a_running_job_tells_so_and_can_be_canceled(tmp_path):
 
 async def test_a_failed_job_leaves_weights_and_optimiser_as_they_were(tmp_path):
     adapter = await adapter_on(tmp_path)
-    await done(adapter, collection("one"))
+    await finish(adapter, collection("one"))
     before = everything(adapter)
     status = await adapter.wait_until_complete(await adapter.submit(not_finite("two")))
     assert status.status is TrainingStatusEnum.FAILED
     assert "not finite" in status.message
     assert everything(adapter) == before
     assert [path.name for path in tmp_path.glob("v*")] == ["v1"]
-    assert (await done(adapter, collection("three"))).number == 2
+    assert (await finish(adapter, collection("three"))).number == 2
 
 
 async def test_running_out_of_memory_says_what_to_lower(tmp_path):
@@ -171,10 +171,10 @@ async def test_running_out_of_memory_says_what_to_lower(tmp_path):
     adapter = await adapter_on(tmp_path, of)
     before = everything(adapter)
 
-    def exhausted(*args, **kwargs):
+    def run_out(*args, **kwargs):
         raise torch.OutOfMemoryError("tried to allocate 1 TiB")
 
-    of.model.forward = exhausted
+    of.model.forward = run_out
     status = await adapter.wait_until_complete(await adapter.submit(collection("one")))
     assert status.status is TrainingStatusEnum.FAILED
     assert "tried to allocate 1 TiB" in status.message
@@ -201,7 +201,7 @@ async def test_a_full_disk_leaves_the_old_version_whole(tmp_path, size):
         return {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
 
     adapter = await adapter_on(tmp_path)
-    await done(adapter, collection("one"))
+    await finish(adapter, collection("one"))
     files_before = files()
     weights = (tmp_path / "v1" / "trained.safetensors").stat().st_size
     assert 1000 < weights < 150_000 < (tmp_path / "v1" / "optimiser.safetensors").stat().st_size
@@ -221,11 +221,11 @@ async def test_a_job_that_was_done_when_the_process_died_is_found_and_gone_on_fr
     """The journal knows version 1; version 2 is on the disk, and only the engine adopts it."""
     whole = await adapter_on(tmp_path / "whole")
     for seed, name in enumerate("abc"):
-        await done(whole, collection(name, seed=seed))
+        await finish(whole, collection(name, seed=seed))
 
     first = await adapter_on(tmp_path / "cut")
-    journalled = await done(first, collection("a", seed=0))
-    await done(first, collection("b", seed=1))
+    journalled = await finish(first, collection("a", seed=0))
+    await finish(first, collection("b", seed=1))
     of = fresh_policy()
     resumed = await adapter_on(tmp_path / "cut", of)
     await resumed.restore(journalled)
@@ -234,14 +234,14 @@ async def test_a_job_that_was_done_when_the_process_died_is_found_and_gone_on_fr
     engine = EmbeddedEngine(of)
     await engine.adopt(status.version)
     assert engine.version == 2
-    assert (await done(resumed, collection("c", seed=2))).number == 3
+    assert (await finish(resumed, collection("c", seed=2))).number == 3
     assert everything(resumed) == everything(whole)
     await engine.close()
 
 
 async def test_a_run_folder_may_be_moved(tmp_path):
     first = await adapter_on(tmp_path / "here")
-    version = await done(first, collection("a"))
+    version = await finish(first, collection("a"))
     shutil.move(tmp_path / "here", tmp_path / "there")
     moved = await adapter_on(tmp_path / "there")
     found = (await moved.status(TrainingJobRef(run_id="a", backend="local"))).version
@@ -256,10 +256,10 @@ async def test_a_job_from_the_base_model_still_makes_the_next_version(tmp_path):
     adapter = LocalAdapter(config, fresh_policy(), tmp_path, 5, writes_each=False)
     await adapter.initialize(FinetuneConfig())
     base = await adapter.current_version()
-    one = await done(adapter, collection("one"))
+    one = await finish(adapter, collection("one"))
     await adapter.restore(base)
     assert adapter._workplace.learner.step == 0
-    again = await done(adapter, collection("two"))
+    again = await finish(adapter, collection("two"))
     assert (one.number, again.number) == (1, 2)
     assert again.digest == one.digest  # The same data, from the same start.
     await adapter.cleanup()
@@ -268,7 +268,7 @@ async def test_a_job_from_the_base_model_still_makes_the_next_version(tmp_path):
 
 async def test_pruning_keeps_what_is_asked_for_and_what_is_in_memory(tmp_path):
     adapter = await adapter_on(tmp_path)
-    versions = [await done(adapter, collection(name)) for name in "abcd"]
+    versions = [await finish(adapter, collection(name)) for name in "abcd"]
     await adapter.prune([versions[1]])
     assert sorted(path.name for path in tmp_path.glob("v*")) == ["v2", "v4"]
     ref = TrainingJobRef(run_id="a", backend="local")
@@ -283,7 +283,7 @@ async def test_pruning_keeps_what_is_asked_for_and_what_is_in_memory(tmp_path):
 @pytest.mark.parametrize("name", ["job.json", "optimiser.safetensors"])
 async def test_the_job_of_a_damaged_version_is_made_again(tmp_path, caplog, name):
     adapter = await adapter_on(tmp_path)
-    version = await done(adapter, collection("one"))
+    version = await finish(adapter, collection("one"))
     (tmp_path / "v1" / name).write_text("{")
     (clause,) = await adapter.damage(version)
     assert clause.startswith(f"v1/{name} is not")
@@ -291,14 +291,14 @@ async def test_the_job_of_a_damaged_version_is_made_again(tmp_path, caplog, name
     ref = TrainingJobRef(run_id="one", backend="local")
     assert (await resumed.status(ref)).status is TrainingStatusEnum.NOT_FOUND
     assert f"version 1 is damaged ({clause})" in caplog.text and "v1.set-aside-1" in caplog.text
-    assert await done(resumed, collection("one")) == version
+    assert await finish(resumed, collection("one")) == version
     assert sorted(path.name for path in tmp_path.glob("v*")) == ["v1", "v1.set-aside-1"]
 
 
 async def test_lora_weights_are_versions_too(tmp_path):
     adapter = await adapter_on(tmp_path, lora=LoraConfig(r=2))
     base = await adapter.current_version()
-    version = await done(adapter, collection("one"))
+    version = await finish(adapter, collection("one"))
     resumed = await adapter_on(tmp_path, lora=LoraConfig(r=2))
     assert await resumed.current_version() == base
     await resumed.restore(version)
@@ -317,7 +317,7 @@ async def test_preferences_in_words_need_the_base_for_reference(tmp_path):
         await (await adapter_on(tmp_path)).submit(job)
     adapter = await adapter_on(tmp_path)
     adapter.algorithm = Dpo(reference="base")
-    assert (await done(adapter, job)).number == 1
+    assert (await finish(adapter, job)).number == 1
 
 
 @pytest.mark.parametrize("lora", [None, LoraConfig(r=4)], ids=["all weights", "LoRA"])
@@ -339,7 +339,7 @@ async def test_collecting_ahead_the_engine_samples_from_the_weights_as_they_were
     held.gate.set()
     version = (await twin.wait_until_complete(ref)).version
     assert (ahead.version, ahead.digest()) == (0, base)
-    assert version.digest == (await done(shared, collection("one"))).digest
+    assert version.digest == (await finish(shared, collection("one"))).digest
 
     engine = EmbeddedEngine(ahead)
     await engine.adopt(version)

@@ -15,14 +15,14 @@ from etude.core.errors import BackendError, RequestError
 from etude.engines.openai_compatible import OpenAiLlmConfig
 from etude.wire.retries import RetryPolicy
 from tests.backends.openai_stand_in import BASE, KEY, StandIn
-from tests.backends.test_openai_jobs import supervised
+from tests.backends.test_openai_jobs import imitations
 from tests.remote_faults import FAULTS, FaultyEndpoint
 
 THERE, ELSEWHERE = "http://there.invalid/v1", "http://elsewhere.invalid/v1"
 OWN = {"base_url": THERE, "api_key": "sk-model"}
 
 
-def connected(adapter, llm, needs_key=False):
+def address_and_key(adapter, llm, needs_key=False):
     client = connect(
         OpenAiAdapterConfig(**adapter), OpenAiLlmConfig(model_name="m", **llm), needs_key=needs_key
     )
@@ -47,14 +47,14 @@ def environment(monkeypatch):
     ],
 )
 def test_what_is_left_out_is_the_models_and_its_key_goes_nowhere_else(adapter, llm, needs_key, expected):
-    assert connected(adapter, llm, needs_key) == expected
+    assert address_and_key(adapter, llm, needs_key) == expected
 
 
 def test_without_a_key_it_says_where_one_is_missing(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY")
     with pytest.raises(RequestError, match=r"no key for https://api\.openai\.com/v1: set OPENAI_API_KEY"):
-        connected({}, {}, needs_key=True)
-    assert connected({}, {"base_url": THERE}) == (THERE, "none")
+        address_and_key({}, {}, needs_key=True)
+    assert address_and_key({}, {"base_url": THERE}) == (THERE, "none")
 
 
 async def test_answers_over_real_sockets_are_read_up_to_a_limit():
@@ -74,7 +74,7 @@ async def test_answers_over_real_sockets_are_read_up_to_a_limit():
 async def test_each_fault_of_an_api_is_a_backend_error_that_says_what_it_was(monkeypatch):
     """Whether there is no answer, or one to something else: the SDK takes any JSON for what it asked for."""
 
-    async def failed(endpoint, fault):
+    async def call(endpoint, fault):
         config = OpenAiAdapterConfig(api_key=KEY)
         model = OpenAiLlmConfig(model_name=BASE, base_url=endpoint.url(fault))
         monkeypatch.setattr(openai_api, "REQUEST_SECONDS", 0.5 if FAULTS[fault].kind == "slow" else 60.0)
@@ -89,7 +89,7 @@ async def test_each_fault_of_an_api_is_a_backend_error_that_says_what_it_was(mon
         return str(error.value)
 
     async with FaultyEndpoint().serving() as endpoint, asyncio.timeout(100):
-        answers = await asyncio.gather(*(failed(endpoint, name) for name in FAULTS))
+        answers = await asyncio.gather(*(call(endpoint, name) for name in FAULTS))
     errors = dict(zip(FAULTS, answers, strict=True))
     malformed = {name for name, error in errors.items() if "DecodingError: " in error}
     assert malformed >= {"empty", "204", "half-json", "html", "deep-json", "no-utf-8", "surrogate", "list"}
@@ -113,7 +113,7 @@ async def test_an_answer_to_something_else_makes_nothing_a_second_time(spoilt, m
         config = OpenAiAdapterConfig(api_key=KEY)
         client = connect(config, OpenAiLlmConfig(model_name=BASE, base_url=url), needs_key=True)
         adapter = OpenAiAdapter(config, client, BASE)
-        ref = await adapter.submit(supervised())
+        ref = await adapter.submit(imitations())
         assert (await adapter.wait_until_complete(ref, 0.001)).status == "completed"
         await client.close()
     assert (len(stand_in.files), len(stand_in.jobs)) == (1, 1)

@@ -22,13 +22,13 @@ from tests.algorithms.scripted_episodes import conversation, episode
 from tests.backends.openai_stand_in import BASE, StandIn, error_response
 
 
-def imitated(*turns):
+def imitation(*turns):
     record = episode(conversation(*turns))
     return to_trajectory(make_sample(record.calls, record, 1.0))
 
 
-def supervised(job="run-epoch-1", rows=10):
-    made = [[imitated(f"question {number}", "answer")] for number in range(rows)]
+def imitations(job="run-epoch-1", rows=10):
+    made = [[imitation(f"question {number}", "answer")] for number in range(rows)]
     return TrajectoryCollection(trajectories=made, run_id=job, method="supervised")
 
 
@@ -57,7 +57,7 @@ async def states(adapter, ref):
 async def test_a_job_goes_through_the_states_of_the_api_to_a_new_model():
     server = StandIn()
     adapter = backend(server)
-    ref = await adapter.submit(supervised())
+    ref = await adapter.submit(imitations())
     found = await states(adapter, ref)
     assert [one.status for one in found] == ["pending", "pending", "running", "completed"]
     made = found[-1].version
@@ -101,9 +101,9 @@ def test_a_prompt_that_is_a_text_is_said_by_the_user_and_pairs_of_several_turns_
 
 async def test_another_process_finds_a_job_by_its_name_alone():
     server = StandIn()
-    await backend(server).submit(supervised())
+    await backend(server).submit(imitations())
     for number in range(30):
-        await backend(server).submit(supervised(f"other-{number}"))
+        await backend(server).submit(imitations(f"other-{number}"))
     ref = TrainingJobRef(run_id="run-epoch-1", backend="openai")
     assert (await backend(server).status(ref)).status is TrainingStatusEnum.PENDING
 
@@ -115,7 +115,7 @@ async def test_the_next_job_starts_from_the_last_model_or_from_the_base_and_vers
     for name in "abc":
         if name == "c":
             await adapter.restore(base)
-        status = await adapter.wait_until_complete(await adapter.submit(supervised(name)), poll_interval=0)
+        status = await adapter.wait_until_complete(await adapter.submit(imitations(name)), poll_interval=0)
         numbers.append(status.version.number)
     assert [job["model"] for job in server.jobs.values()] == [BASE, f"ft:{BASE}:org::ftjob-0", BASE]
     assert numbers == [1, 2, 3]
@@ -123,14 +123,14 @@ async def test_the_next_job_starts_from_the_last_model_or_from_the_base_and_vers
 
 async def test_too_few_rows_are_told_before_anything_is_uploaded():
     server = StandIn()
-    skipped = await backend(server).submit(supervised(rows=9))
+    skipped = await backend(server).submit(imitations(rows=9))
     assert isinstance(skipped, Skipped) and re.search(r"9 rows, .*\b10\b", skipped.reason)
     assert server.files == {}
 
 
 async def test_a_job_that_failed_says_why():
     adapter = backend(StandIn(ending="failed"))
-    (*_, last) = await states(adapter, await adapter.submit(supervised()))
+    (*_, last) = await states(adapter, await adapter.submit(imitations()))
     assert last.status is TrainingStatusEnum.FAILED
     assert re.fullmatch(
         r"Code: invalid_training_file\. Message: .+\. Parameter: training_file\.", last.message
@@ -139,7 +139,7 @@ async def test_a_job_that_failed_says_why():
 
 async def test_a_job_can_be_cancelled_and_one_that_is_over_stays_so():
     adapter = backend(StandIn())
-    ref = await adapter.submit(supervised())
+    ref = await adapter.submit(imitations())
     await adapter.cancel(ref)
     assert (await adapter.status(ref)).status is TrainingStatusEnum.CANCELED
     await adapter.cancel(ref)
@@ -159,7 +159,7 @@ async def test_a_wrong_key_is_not_healthy_and_an_error_of_the_run():
     adapter = OpenAiAdapter(OpenAiAdapterConfig(), StandIn().client("sk-wrong"), BASE)
     assert not await adapter.is_healthy()
     assert await backend(StandIn()).is_healthy()
-    for attempt in (adapter.submit(supervised()), adapter.initialize(FinetuneConfig())):
+    for attempt in (adapter.submit(imitations()), adapter.initialize(FinetuneConfig())):
         with pytest.raises(BackendError, match=r"AuthenticationError.*Incorrect API key"):
             await attempt
 
@@ -167,13 +167,13 @@ async def test_a_wrong_key_is_not_healthy_and_an_error_of_the_run():
 async def test_grpo_is_refused_before_anything_is_uploaded():
     server = StandIn()
     with pytest.raises(CapabilityError, match=r"'openai' .*: dpo, supervised"):
-        await backend(server).submit(supervised().model_copy(update={"method": "grpo"}))
+        await backend(server).submit(imitations().model_copy(update={"method": "grpo"}))
     assert server.requests == []
 
 
 async def test_the_numbers_of_the_newest_step_are_in_the_status():
     adapter = backend(StandIn(page=1))
-    status = await adapter.wait_until_complete(await adapter.submit(supervised()), poll_interval=0)
+    status = await adapter.wait_until_complete(await adapter.submit(imitations()), poll_interval=0)
     assert status.metadata["metrics"]["train_loss"] == 0.5
     assert status.progress == 100
 
@@ -186,7 +186,7 @@ async def test_what_was_made_is_found_and_not_made_again_where_answers_get_lost(
     server = StandIn()
     server.faults[where] = [fault] * 4
     adapter = backend(server)
-    ref = await adapter.submit(supervised())
+    ref = await adapter.submit(imitations())
     assert ref.metadata["job_id"] == "ftjob-0"
     assert (len(server.jobs), len(server.files)) == (1, 1)
     posted = [
@@ -202,7 +202,7 @@ async def test_an_api_that_is_away_for_a_while_is_waited_for():
     server.faults["GET /fine_tuning/jobs/ID"] = ["lost", 503, 429]
     server.faults["GET /fine_tuning/jobs/ID/events"] = [500]
     adapter = backend(server)
-    status = await adapter.wait_until_complete(await adapter.submit(supervised()), poll_interval=0)
+    status = await adapter.wait_until_complete(await adapter.submit(imitations()), poll_interval=0)
     assert status.status is TrainingStatusEnum.COMPLETED
 
 
@@ -218,7 +218,7 @@ async def test_one_that_stays_away_does_not_end_the_job(fault, limit, monkeypatc
     monkeypatch.setattr(openai_jobs, "_OUTAGE_SECONDS", limit)
     server = StandIn()
     adapter = backend(server)
-    ref = await adapter.submit(supervised())
+    ref = await adapter.submit(imitations())
     server.faults["GET /fine_tuning/jobs/ID"] = [fault] * 9
     with pytest.raises(BackendError, match=f"job {ref.run_id} .*continues.*`etude resume`"):
         await adapter.wait_until_complete(ref, poll_interval=0)

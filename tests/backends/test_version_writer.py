@@ -18,7 +18,7 @@ from etude.models.weights import digest, load_tensors
 from etude.store.files import WEIGHTS_FILE
 from tests.cli.conftest import base as base
 from tests.cli.killed import killed_after, repeatable_project
-from tests.cli.projects import change, etude, finished
+from tests.cli.projects import change, etude, run_to_end
 from tests.cli.test_damaged_versions import calls as calls
 from tests.models.tiny_models import fresh_policy
 
@@ -143,7 +143,7 @@ def test_versions_that_were_not_written_are_made_again_of_what_was_sampled(
     project: Path, calls: list[str]
 ) -> None:
     change(project / "config.yml", finetuning__run_configuration__validation_dataset=None)
-    lines = finished("train", "config.yml", "--name", "whole", "--json", folder=project).stdout.splitlines()
+    lines = run_to_end("train", "config.yml", "--name", "whole", "--json", folder=project).stdout.splitlines()
     third = next(at for at, line in enumerate(lines, 1) if '"trained"' in line and '"epoch": 3' in line)
     assert killed_after(third, "train", "config.yml", "--name", "run", folder=project)
     run = project / "runs" / "run"
@@ -162,7 +162,7 @@ def test_a_version_whose_epoch_was_not_recorded_is_made_again_without_a_word(pro
     """A process was killed after the version was adopted, and before the epoch was recorded."""
     changes = {"trainer_adapters__local__checkpoint_seconds": 0, "finetuning__num_epochs": 2}
     change(project / "config.yml", **changes)
-    finished("train", "config.yml", "--name", "run", folder=project)
+    run_to_end("train", "config.yml", "--name", "run", folder=project)
     run = project / "runs" / "run"
     last = run / "checkpoints/v2" / WEIGHTS_FILE
     weights = last.read_bytes()

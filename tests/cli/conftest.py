@@ -56,7 +56,7 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
 
 
 @pytest.fixture
-def trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained_once: Path) -> Path:
+def after_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trained_once: Path) -> Path:
     """The current folder, with a copy of that project."""
     monkeypatch.chdir(tmp_path)
     return Path(shutil.copytree(trained_once, tmp_path, dirs_exist_ok=True))

@@ -33,7 +33,7 @@ class ScriptedConfig(LlmConfig, name="scripted"):
 
 
 @register_llm(config_type=ScriptedConfig)
-async def scripted(config: ScriptedConfig, builder: Builder) -> AsyncIterator[ScriptedEngine]:
+async def open_scripted(config: ScriptedConfig, builder: Builder) -> AsyncIterator[ScriptedEngine]:
     def answer(request: ChatRequest) -> str | Exception:
         if "broken" in str(request.messages):
             return EngineError("the endpoint answered 500 five times")

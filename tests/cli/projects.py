@@ -39,7 +39,7 @@ def correct(example: etude.Example, output: str) -> float:
 
 
 @etude.evaluator
-def varied(example: etude.Example, output: str) -> float:
+def vary(example: etude.Example, output: str) -> float:
     """The share of different letters: even a model that has learnt nothing gets some."""
     return len(set(output)) / 8
 
@@ -61,7 +61,7 @@ async def play(example: etude.Example, episode: etude.Episode) -> str:
 
 
 @etude.evaluator
-def varied(example: etude.Example, output: str) -> float:
+def vary(example: etude.Example, output: str) -> float:
     return len(set(output)) / 16
 """
 
@@ -74,7 +74,7 @@ def rows(count: int, prefix: str) -> str:
 def scripted_project(folder: Path) -> Path:
     """A project whose model and backend need no torch; the path of its config."""
     config: dict[str, Any] = {
-        "llms": {"policy": {"_type": "tests.cli.parts:scripted"}},
+        "llms": {"policy": {"_type": "tests.cli.parts:open_scripted"}},
         "workflow": "agent:play",
         "eval": {
             "general": {"dataset": "train.jsonl"},
@@ -89,7 +89,7 @@ def scripted_project(folder: Path) -> Path:
             "run_configuration": {"validation_dataset": "validation.jsonl"},
         },
     }
-    return _written(folder, config)
+    return _write(folder, config)
 
 
 def local_project(folder: Path, base: Path) -> Path:
@@ -97,7 +97,7 @@ def local_project(folder: Path, base: Path) -> Path:
     config: dict[str, Any] = {
         "llms": {"policy": {"_type": "local", "model": str(base), "max_tokens": 8}},
         "workflow": "agent:play",
-        "eval": {"general": {"dataset": "train.jsonl"}, "evaluators": {"varied": "agent:varied"}},
+        "eval": {"general": {"dataset": "train.jsonl"}, "evaluators": {"varied": "agent:vary"}},
         "trajectory_builders": {"grpo": {"_type": "grpo", "num_generations": 4, "examples_per_epoch": 4}},
         "trainer_adapters": {"local": {"_type": "local", "learning_rate": 3e-3}},
         "finetuning": {
@@ -106,7 +106,7 @@ def local_project(folder: Path, base: Path) -> Path:
             "run_configuration": {"validation_dataset": "validation.jsonl", "validation_interval": 1},
         },
     }
-    return _written(folder, config)
+    return _write(folder, config)
 
 
 def train_two_models(project: Path, base: Path) -> None:
@@ -121,7 +121,7 @@ def train_two_models(project: Path, base: Path) -> None:
     )
 
 
-def _written(folder: Path, config: dict[str, Any]) -> Path:
+def _write(folder: Path, config: dict[str, Any]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "agent.py").write_text(AGENT)
     (folder / "train.jsonl").write_text(rows(8, "t"))
@@ -160,7 +160,7 @@ def process(*arguments: Any, folder: Path, environment: Mapping[str, str] | None
     return Forked([*map(str, arguments)], folder, {**os.environ, **(environment or {})})
 
 
-def finished(
+def run_to_end(
     *arguments: Any, folder: Path, timeout: float = 120, **options: Any
 ) -> subprocess.CompletedProcess[str]:
     """A command in a forked process, run to its end."""

@@ -15,9 +15,9 @@ import pytest
 from tests.cli.projects import (
     change,
     etude,
-    finished,
     local_project,
     rows,
+    run_to_end,
     scripted_project,
     started_anew,
     succeed,
@@ -38,7 +38,7 @@ def brief(example, output):
 """
 
 
-def refused(shown, code, *texts):
+def require_refusal(shown, code, *texts):
     """The command ended with `code`, and said all of the texts in a sentence, without a traceback."""
     told = shown.stderr
     assert (shown.exit_code if hasattr(shown, "exit_code") else shown.returncode) == code, told
@@ -63,13 +63,13 @@ def refused(shown, code, *texts):
     ],
 )
 def test_things_that_are_not_there(project, arguments, text):
-    refused(etude(*arguments), WRONG, text)
+    require_refusal(etude(*arguments), WRONG, text)
 
 
 def test_datasets_that_are_no_use(project):
     told = r"train.jsonl:1:\d+: broken JSON"
     (project / "train.jsonl").write_text('{"id": "1", "question": "a"\n')
-    refused(etude("train", "config.yml"), WRONG, told)
+    require_refusal(etude("train", "config.yml"), WRONG, told)
     assert list((project / "runs").iterdir()) == []
     checked = etude("check", "config.yml")
     assert checked.exit_code == WRONG
@@ -96,7 +96,7 @@ def test_agents_that_fail(project, code, texts):
     if "timeout: 2" in texts:
         change(project / "config.yml", eval__general__timeout=0.3)
     shown = etude("train", "config.yml", "--name", "r")
-    refused(shown, FAILED, "error budget of 20 %", "next: etude resume runs/r", *texts)
+    require_refusal(shown, FAILED, "error budget of 20 %", "next: etude resume runs/r", *texts)
 
 
 ANSWER = PLAY + "    return (await episode.chat([{'role': 'user', 'content': 'q'}])).text\n\n\n"
@@ -117,7 +117,7 @@ def test_evaluators_that_fail_are_no_zero(project, body, texts):
     (project / "agent.py").write_text(agent if "sleep" in body else agent.replace("0.3", "300"))
     change(project / "config.yml", llms__policy__log=str(project / "log"))
     shown = etude("train", "config.yml", "--name", "r")
-    refused(shown, FAILED, "no score from 'correct'", *texts)
+    require_refusal(shown, FAILED, "no score from 'correct'", *texts)
     sampled = (project / "log").read_text().splitlines()
     mended = agent.replace(body, "return 1.0 if output == 'yes' else 0.0").replace("0.3", "300")
     (project / "agent.py").write_text(mended)
@@ -141,7 +141,7 @@ def test_models_that_are_not_there(local, base, model, text):
     (local / "empty").mkdir()
     shutil.copytree(base, local / "models" / "tiny")
     change(local / "config.yml", llms__policy__model=model)
-    refused(etude("train", "config.yml"), WRONG, text)
+    require_refusal(etude("train", "config.yml"), WRONG, text)
     assert list((local / "runs").iterdir()) == []
 
 
@@ -150,7 +150,7 @@ def test_a_run_folder_of_another_version(project):
         assert etude("evaluate", "config.yml", "--name", name).exit_code == 0
     with sqlite3.connect(project / "runs/r/run.db") as database:
         database.execute("PRAGMA user_version=99")
-    refused(etude("resume", "r"), FAILED, "has schema version 99")
+    require_refusal(etude("resume", "r"), FAILED, "has schema version 99")
     assert etude("runs", "show", "r").exit_code == 1
     listed = json.loads(etude("runs", "list", "--json").stdout)
     assert {run["name"]: run["state"] for run in listed} == {"r": "unreadable", "s": "finished"}
@@ -169,9 +169,9 @@ def test_without_torch(tmp_path, base):
     scripted_project(tmp_path / "other")
     path = {"PYTHONPATH": f"{hook}:{Path(__file__).parents[2]}:{Path(__file__).parents[2] / 'src'}"}
     shown = started_anew("train", "config.yml", folder=tmp_path / "local", environment=path)
-    refused(shown, WRONG, r"extra 'local'\. .*: pip install .*\[local\]")
+    require_refusal(shown, WRONG, r"extra 'local'\. .*: pip install .*\[local\]")
     shown = started_anew("demo", "--out", "demo", folder=tmp_path, environment=path)
-    refused(shown, WRONG, r"pip install .*\[local\]")
+    require_refusal(shown, WRONG, r"pip install .*\[local\]")
     assert not (tmp_path / "demo").exists()
     shown = started_anew("train", "config.yml", folder=tmp_path / "other", environment=path)
     assert shown.returncode == 0, shown.stderr
@@ -187,10 +187,10 @@ def test_a_limit_on_the_size_of_files_loses_nothing(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, 120_000))
 
     shown = started_anew("train", "config.yml", "--name", "r", folder=tmp_path, preexec_fn=small_files)
-    refused(shown, FAILED, "disk", "free some space", "next: etude resume")
+    require_refusal(shown, FAILED, "disk", "free some space", "next: etude resume")
     kept = _calls(tmp_path / "runs" / "r")
     assert kept
-    mended = finished("resume", "r", folder=tmp_path)
+    mended = run_to_end("resume", "r", folder=tmp_path)
     assert mended.returncode == 0, mended.stderr
     assert kept <= _calls(tmp_path / "runs" / "r")
     sampled = (tmp_path / "log").read_text().splitlines()

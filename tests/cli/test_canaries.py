@@ -9,7 +9,7 @@ import pytest
 from tests import canaries
 
 SCRIPTED = {
-    "llms": {"policy": {"_type": "tests.cli.parts:scripted"}},
+    "llms": {"policy": {"_type": "tests.cli.parts:open_scripted"}},
     "trajectory_builders": {"grpo": {"_type": "grpo", "num_generations": 2}},
     "trainer_adapters": {"counting": {"_type": "tests.cli.parts:counting"}},
     "finetuning": {"enabled": True, "num_epochs": 1, "target_model": "policy", "error_budget": 1.0},
@@ -18,7 +18,7 @@ SCRIPTED = {
 
 def test_a_run_that_goes_wrong_everywhere_tells_no_secret(tmp_path: Path):
     storage = {"storage": f"file://{tmp_path / 'project' / 'backup'}"}
-    with canaries.planted(tmp_path / "project", SCRIPTED | storage) as project:
+    with canaries.plant(tmp_path / "project", SCRIPTED | storage) as project:
         shown = project.type("train", "config.yml", "--name", "r")
         assert "**********" in shown
         project.type("resume", "r", "-o", "finetuning.num_epochs=2")
@@ -38,7 +38,7 @@ def test_a_run_that_goes_wrong_everywhere_tells_no_secret(tmp_path: Path):
 @pytest.mark.slow
 def test_nor_do_processes_of_runners_and_the_commands_that_look_at_a_config(tmp_path: Path):
     isolated = {"eval": {"general": {"isolation": "process", "max_concurrency": 2}}}
-    with canaries.planted(tmp_path / "project", SCRIPTED | isolated) as project:
+    with canaries.plant(tmp_path / "project", SCRIPTED | isolated) as project:
         project.type("train", "config.yml", "--name", "r")
         project.type("check", "config.yml")
         project.type("doctor", "config.yml", code=1)

@@ -15,7 +15,7 @@ from tests.models.tiny_models import fresh_policy
 from tests.test_targets import play
 
 
-def checked(*arguments):
+def check(*arguments):
     shown = etude("check", *arguments, "--json")
     return json.loads(shown.stdout), shown.exit_code
 
@@ -27,7 +27,7 @@ def details(report, status):
 
 
 def test_a_config_that_would_run(local):
-    report, code = checked("config.yml")
+    report, code = check("config.yml")
     assert code == 0 and report["ready"]
     found = details(report, "ok")
     assert found["workflow"].startswith("play (")
@@ -40,7 +40,7 @@ def test_a_config_that_would_run(local):
 
 def test_episodes_and_calls_are_counted(project):
     change(project / "config.yml", finetuning__num_epochs=7)
-    estimate = checked("config.yml")[0]["estimate"]
+    estimate = check("config.yml")[0]["estimate"]
     # 7 epochs with 4 episodes for each of 8 examples; validations before, after 5 and at the end.
     assert estimate["training_episodes"] == 7 * 8 * 4
     assert estimate["validation_episodes"] == 3 * 6
@@ -77,7 +77,7 @@ async def maze(config, builder):
 def test_what_a_workflow_lacks_is_said_before_anything_is_built(project, workflow, what, told):
     (project / "maze.py").write_text(MAZE)
     change(project / "config.yml", workflow=workflow)
-    report, code = checked("config.yml")
+    report, code = check("config.yml")
     assert code == 2
     assert details(report, "error") == {what: told}
 
@@ -100,7 +100,7 @@ def test_all_that_is_wrong_is_found_in_one_go(local):
         finetuning__warm_up={"transcripts": "train.jsonl", "steps": 1},
         finetuning__output_dir="/proc/runs",
     )
-    report, code = checked("config.yml")
+    report, code = check("config.yml")
     assert code == 2 and not report["ready"] and report["estimate"] is None
     wrong = details(report, "error")
     assert set(wrong) == {"output_dir", "examples", "model policy", "warm-up", "training"}
@@ -117,12 +117,12 @@ def test_all_that_is_wrong_is_found_in_one_go(local):
 def test_a_context_that_holds_no_answer_is_found(local):
     fresh_policy(max_context=4).export(local / "small")
     change(local / "config.yml", llms__policy__model="small")
-    assert "its context is 4 " in details(checked("config.yml")[0], "error")["model policy"]
+    assert "its context is 4 " in details(check("config.yml")[0], "error")["model policy"]
 
 
 def test_held_out_examples_must_be_held_out(project):
     (project / "validation.jsonl").write_text(rows(60, "t"))
-    warnings = details(checked("config.yml")[0], "warning")
+    warnings = details(check("config.yml")[0], "warning")
     assert "8 of 60 examples" in warnings["validation"]
 
 
@@ -136,7 +136,7 @@ def test_the_doctor_looks_at_the_installation(project):
 
 def test_an_option_that_the_model_cannot_have_is_named(local):
     change(local / "config.yml", llms__policy__chat_template_kwargs={"enable_thinking": True})
-    report, code = checked("config.yml")
+    report, code = check("config.yml")
     assert code == 2 and not report["ready"]
     assert "has no option 'enable_thinking'" in details(report, "error")["model policy"]
 
@@ -144,7 +144,7 @@ def test_an_option_that_the_model_cannot_have_is_named(local):
 @pytest.mark.parametrize("name", ["judge", "<workflw>"])
 def test_a_target_function_that_no_call_has_is_found_by_a_few_episodes(project, name):
     change(project / "config.yml", finetuning__target_functions=[name])
-    report, code = checked("config.yml", "--play", 4)
+    report, code = check("config.yml", "--play", 4)
     assert code == 2 and report["estimate"] is None
     assert re.search(rf"\({name}\); .*: '<workflow>'", details(report, "error")["playing"])
 
@@ -154,7 +154,7 @@ def test_a_target_function_that_no_call_has_is_found_by_a_few_episodes(project, 
 
 def write_protocol(**changes: Any) -> str:
     """The config of two models that play `adp` and are both trained, with keys changed."""
-    validation = {"run_configuration": {"validation_dataset": "tests.test_targets:labelled"}}
+    validation = {"run_configuration": {"validation_dataset": "tests.test_targets:claims"}}
     builder = {"_type": "grpo", "num_generations": 4, "credit": "agent"}
     path = Path("config.yml")
     path.write_text(resolved_yaml(play(builder, finetuning=validation)))

@@ -35,7 +35,7 @@ def empty(path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
+def after_run(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
     """A project with a deterministic run that is over: v1, v2, v3."""
     folder = tmp_path_factory.mktemp("trained")
     repeatable_project(folder, base)
@@ -46,9 +46,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
 
 
 @pytest.fixture
-def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def run(after_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the run, in the current folder."""
-    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
+    shutil.copytree(after_run, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "runs" / "run"
 
@@ -58,11 +58,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The model calls that are made."""
     made, complete = [], EmbeddedEngine.complete
 
-    async def counted(self: EmbeddedEngine, request: Any) -> Any:
+    async def count(self: EmbeddedEngine, request: Any) -> Any:
         made.append(request.conversation)
         return await complete(self, request)
 
-    monkeypatch.setattr(EmbeddedEngine, "complete", counted)
+    monkeypatch.setattr(EmbeddedEngine, "complete", count)
     return made
 
 
@@ -75,7 +75,7 @@ def versions(run: Path) -> dict[str, bytes]:
     }
 
 
-def told(run: Path) -> Any:
+def history(run: Path) -> Any:
     """All that the run has recorded, but for times and places."""
     history = read_histories(run)[None].model_dump(mode="json", exclude={"recoveries"})
     text = json.dumps(history, default=str)
@@ -85,7 +85,7 @@ def told(run: Path) -> Any:
 def require_undisturbed(run: Path, trained: Path) -> None:
     """The run has what it had before it was damaged."""
     assert versions(run) == versions(trained / "runs" / "run")
-    assert told(run) == told(trained / "runs" / "run")
+    assert history(run) == history(trained / "runs" / "run")
 
 
 @pytest.mark.parametrize(
@@ -94,20 +94,20 @@ def require_undisturbed(run: Path, trained: Path) -> None:
     ids=lambda value: getattr(value, "__name__", value),
 )
 def test_a_run_goes_back_from_a_damaged_version(
-    run: Path, trained: Path, calls: list[str], name: str, harm: Callable[[Path], None]
+    run: Path, after_run: Path, calls: list[str], name: str, harm: Callable[[Path], None]
 ) -> None:
     harm(run / "checkpoints" / "v3" / name)
     result = succeed("resume", "run")
     assert f"not written: v3/{name}" in result.output
     assert "back to version 2: epoch 3 will" in " ".join(result.output.split())
     assert not calls
-    require_undisturbed(run, trained)
+    require_undisturbed(run, after_run)
     (recovery,) = read_histories(run)[None].recoveries
     assert [version.number for version in recovery.lost] == [3]
     assert (run / "checkpoints" / "v3.set-aside-1").is_dir()
 
 
-def test_without_any_whole_version_training_begins_anew(run: Path, trained: Path, calls: list[str]) -> None:
+def test_without_any_whole_version_training_begins_anew(run: Path, after_run: Path, calls: list[str]) -> None:
     shutil.rmtree(run / "checkpoints" / "v3")
     os.truncate(run / "checkpoints" / "v2" / "optimiser.safetensors", 1000)
     empty(run / "checkpoints" / "v1" / SUMS)
@@ -116,21 +116,21 @@ def test_without_any_whole_version_training_begins_anew(run: Path, trained: Path
     assert "v1/SHA256SUMS is not" in shown and "; v2/optimiser.safetensors is not" in shown
     assert "began with: epochs 1 to 3 will" in shown
     assert not calls
-    require_undisturbed(run, trained)
+    require_undisturbed(run, after_run)
 
 
-def test_a_renamed_run_makes_its_lost_versions_again(run: Path, trained: Path, calls: list[str]) -> None:
+def test_a_renamed_run_makes_its_lost_versions_again(run: Path, after_run: Path, calls: list[str]) -> None:
     """Its jobs keep the name that it began with, so their versions get the same numbers."""
     moved = run.rename(run.with_name("moved"))
     shutil.rmtree(moved / "checkpoints" / "v3")
     shutil.rmtree(moved / "checkpoints" / "v2")
     succeed("resume", "moved")
     assert not calls
-    assert versions(moved) == versions(trained / "runs" / "run")
+    assert versions(moved) == versions(after_run / "runs" / "run")
 
 
 def test_check_names_each_file_and_the_next_resume_mends_it(
-    run: Path, trained: Path, calls: list[str]
+    run: Path, after_run: Path, calls: list[str]
 ) -> None:
     whole = succeed("runs", "check", "run")
     assert "versions are whole" in whole.output
@@ -147,8 +147,8 @@ def test_check_names_each_file_and_the_next_resume_mends_it(
     assert etude("resume", "run").exit_code == 0
     assert not calls
     shutil.rmtree(run / "checkpoints" / "v1")
-    shutil.copytree(trained / "runs" / "run" / "checkpoints" / "v1", run / "checkpoints" / "v1")
-    require_undisturbed(run, trained)
+    shutil.copytree(after_run / "runs" / "run" / "checkpoints" / "v1", run / "checkpoints" / "v1")
+    require_undisturbed(run, after_run)
 
 
 def test_a_damaged_version_is_neither_evaluated_nor_exported(run: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_damaged_version_is_neither_evaluated_nor_exported(run: Path) -> None:
 
 @pytest.mark.slow
 def test_whatever_byte_of_a_run_is_flipped_it_ends_as_if_it_had_not_been_or_is_refused(
-    run: Path, trained: Path, tmp_path: Path
+    run: Path, after_run: Path, tmp_path: Path
 ) -> None:
     """The journal, the config, and all files of the newest version."""
     chance, ends = random.Random(0), []
@@ -176,7 +176,7 @@ def test_whatever_byte_of_a_run_is_flipped_it_ends_as_if_it_had_not_been_or_is_r
         result = etude("resume", other)
         ends.append(result.exit_code)
         if result.exit_code == 0:
-            require_undisturbed(other, trained)
+            require_undisturbed(other, after_run)
         else:
             assert "is damaged" in result.output or "run's database" in result.output, result.output
         shutil.rmtree(other)

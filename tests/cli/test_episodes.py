@@ -16,19 +16,19 @@ def evaluate(*options):
     assert etude("evaluate", "config.yml", "--name", "e", *options).exit_code == 0
 
 
-def listed(*words):
+def list_rows(*words):
     shown = succeed("episodes", "--json", *words)
     return json.loads(shown.stdout)
 
 
 def test_episodes_are_listed_and_filtered(project):
     evaluate()
-    everything = listed("e")
+    everything = list_rows("e")
     assert everything and all(each["phase"] == "eval" for each in everything)
-    right, wrong = listed("e", "reward=1"), listed("e", "--", "-reward=1")
+    right, wrong = list_rows("e", "reward=1"), list_rows("e", "--", "-reward=1")
     assert sorted(each["id"] for each in right + wrong) == [each["id"] for each in everything]
-    assert listed("e", "failed") == []
-    assert len(listed("e", "--limit", "1")) == 1
+    assert list_rows("e", "failed") == []
+    assert len(list_rows("e", "--limit", "1")) == 1
 
 
 @pytest.mark.parametrize(
@@ -72,18 +72,18 @@ async def looks_up(example, episode):
 '''
 
 
-def printed(*options):
+def show_lines(*options):
     shown = succeed("episodes", "show", "eval/v0/0", "--run", "e", *options)
     return shown.stdout.partition("next: ")[0].rstrip("\n") + "\n"
 
 
 def read(*options):
-    return yaml.safe_load(printed(*options))
+    return yaml.safe_load(show_lines(*options))
 
 
 def test_an_episode_reads_from_top_to_bottom(project):
     evaluate("--greedy")
-    assert printed() == (
+    assert show_lines() == (
         "---\n"
         "episode: eval/v0/0\n"
         "example: v0\n"
@@ -146,7 +146,7 @@ def test_the_held_out_examples_are_evaluated_and_results_are_kept(project):
         assert len((folder / "items.jsonl").read_text().splitlines()) == 6
 
 
-def test_a_version_of_a_run_is_evaluated_and_its_export_does_the_same(trained):
+def test_a_version_of_a_run_is_evaluated_and_its_export_does_the_same(after_run):
     base, first, best = (scores_told("config.yml", "--model", f"r{wish}") for wish in (":base", ":v1", ""))
     assert (base["model"], first["model"]) == ("r:base", "r:v1")
     assert best["model"] in ("r:v1", "r:v2", "r:base")

@@ -11,7 +11,7 @@ from tests.cli.projects import change, etude, rows, succeed
 from tests.support import read_summary
 
 
-def test_a_model_is_a_folder_that_transformers_loads_with_the_facts_of_the_run(trained):
+def test_a_model_is_a_folder_that_transformers_loads_with_the_facts_of_the_run(after_run):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     told = json.loads(succeed("export", "r", "--version", "last", "--out", "mine", "--json").stdout)
@@ -23,23 +23,23 @@ def test_a_model_is_a_folder_that_transformers_loads_with_the_facts_of_the_run(t
     assert AutoModelForCausalLM.from_pretrained("mine").config.vocab_size
     _, front, body = Path("mine/README.md").read_text().split("---", 2)
     assert yaml.safe_load(front)["tags"] == ["etude", "grpo"]
-    summary = read_summary(trained / "runs/r")
+    summary = read_summary(after_run / "runs/r")
     for end in ("before", "after"):
         assert f"{summary[end]['avg_reward']:.3f}" in body
     for text in ("95 % interval", "before training (v0)", "version 2", "n=6"):
         assert text in body
 
 
-def test_nothing_of_the_users_is_written_over(trained):
-    (trained / "mine").mkdir()
-    (trained / "mine" / "thesis.tex").write_text("years of work")
+def test_nothing_of_the_users_is_written_over(after_run):
+    (after_run / "mine").mkdir()
+    (after_run / "mine" / "thesis.tex").write_text("years of work")
     assert etude("export", "r", "--version", "v1", "--out", "mine").exit_code == 2
-    assert (trained / "mine" / "thesis.tex").read_text() == "years of work"
+    assert (after_run / "mine" / "thesis.tex").read_text() == "years of work"
     assert etude("export", "r", "--version", "v1", "--out", "other").exit_code == 0
     assert etude("export", "r", "--version", "v2", "--out", "other").exit_code == 0
-    (trained / "other" / "model.gguf").write_text("made of it")
+    (after_run / "other" / "model.gguf").write_text("made of it")
     assert etude("export", "r", "--version", "v1", "--out", "other").exit_code == 2
-    assert (trained / "other" / "model.gguf").read_text() == "made of it"
+    assert (after_run / "other" / "model.gguf").read_text() == "made of it"
 
 
 def test_lora_weights_go_alone_and_no_model_card_names_a_place_of_this_machine(local, tmp_path):

@@ -16,7 +16,7 @@ import httpx
 import pytest
 import yaml
 
-from tests.cli.projects import change, etude, events, finished, local_project, scripted_project, succeed
+from tests.cli.projects import change, etude, events, local_project, run_to_end, scripted_project, succeed
 from tests.forked import programs
 from tests.support import one_quick
 from tests.test_architecture import loaded_after
@@ -29,7 +29,7 @@ def last_line(shown: Any) -> str:
     return str(line.removeprefix("next: "))
 
 
-def pasted(line: str, folder: Path | None = None) -> str:
+def paste(line: str, folder: Path | None = None) -> str:
     """The output of a line that is pasted into a shell. It must succeed."""
     environment = {**os.environ, "PATH": os.pathsep.join([str(programs()), os.environ["PATH"]])}
     shell = ["bash", "--norc", "-c", line]
@@ -58,7 +58,7 @@ def test_after_a_stop(project):
     works(stopped)
 
 
-def test_after_a_run_of_local_weights(trained):
+def test_after_a_run_of_local_weights(after_run):
     assert last_line(etude("runs", "show", "r")) == "etude export runs/r"
     exported = etude("export", "r")
     assert "export/v" in works(exported)
@@ -104,7 +104,7 @@ def test_after_a_look_at_a_damaged_run(project):
 
 def test_after_the_skill_was_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert "wrote my_agent/agent.py" in pasted(last_line(etude("skill")))
+    assert "wrote my_agent/agent.py" in paste(last_line(etude("skill")))
     text = Path(".claude/skills/etude/SKILL.md").read_text(encoding="utf-8")
     front = yaml.safe_load(text.split("---")[1])
     assert front["name"] == "etude" and len(front["description"]) < 1024 and text.count("\n") <= 120
@@ -139,16 +139,16 @@ def test_hard_names_and_folders_elsewhere(tmp_path, monkeypatch, base, kind):
     config = made.rename(project / f"-{HARD}.yml")
     runs = tmp_path / f"runs of {HARD}"
     change(config, finetuning__num_epochs=1, finetuning__output_dir=str(runs))
-    stdout = pasted(last_line(etude("check", config)), here)
+    stdout = paste(last_line(etude("check", config)), here)
     trained = stdout.rstrip().splitlines()[-1].removeprefix("next: ")
-    pasted(trained, here)
+    paste(trained, here)
     assert etude("train", config, "--name", HARD).exit_code == 0
     for command in (["runs", "list"], ["runs", "show", HARD], ["jobs", HARD], ["episodes", HARD]):
-        pasted(last_line(etude(*command, "--output-dir", runs)), here)
+        paste(last_line(etude(*command, "--output-dir", runs)), here)
     # Typed in the project itself, where the config begins like an option.
     monkeypatch.chdir(project)
     shutil.rmtree(runs)
-    pasted(last_line(etude("check", f"./-{HARD}.yml")), project)
+    paste(last_line(etude("check", f"./-{HARD}.yml")), project)
 
 
 HEAVY = {"torch", "transformers", "numpy", "openai", "pydantic", "matplotlib", "sqlalchemy", "rich", "yaml"}
@@ -216,7 +216,7 @@ def talking(project: Path) -> Path:
 
 
 def test_what_the_agent_logs_is_shown_with_the_time_and_a_librarys_chatter_is_not(talking: Path):
-    shown = finished("evaluate", "config.yml", "--json", folder=talking)
+    shown = run_to_end("evaluate", "config.yml", "--json", folder=talking)
     assert shown.returncode == 0, shown.stderr
     assert [len(event) > 0 for event in events(shown.stdout)] == [True], "standard output is JSON alone"
     lines = [line.split(" ", 2) for line in shown.stderr.splitlines() if " INFO " in line]

@@ -17,7 +17,7 @@ import pytest
 
 import etude
 from tests.cli.killed import everything, killed_after
-from tests.cli.projects import change, events, finished, process, succeed, train_two_models
+from tests.cli.projects import change, events, process, run_to_end, succeed, train_two_models
 
 
 @pytest.fixture
@@ -118,11 +118,11 @@ def test_a_run_that_another_folder_goes_on_with_is_told_and_not_resumed(backed_u
         older.stdout.readline()
     address = f"file://{backed_up}/storage/run"
     few = ["-o", "finetuning.num_epochs=3"]
-    newer = finished("resume", address, *few, "--output-dir", "other", "--json", folder=backed_up)
+    newer = run_to_end("resume", address, *few, "--output-dir", "other", "--json", folder=backed_up)
     older.kill()
     older.communicate()
     assert newer.returncode == 0, newer.stderr
     assert json.loads(newer.stdout.splitlines()[0])["event"] == "restored"
-    again = finished("resume", "run", folder=backed_up)
+    again = run_to_end("resume", "run", folder=backed_up)
     assert again.returncode == 1
     assert "another folder has" in again.stderr

@@ -31,7 +31,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
 
 
 @pytest.fixture
-def hosted(project: Path, api: StandIn) -> Path:
+def openai_config(project: Path, api: StandIn) -> Path:
     """A config that samples and trains at the stand-in."""
     config = project / "config.yml"
     prices = {"prompt": 0.15, "completion": 0.6, "training": 3.0}
@@ -45,7 +45,7 @@ def hosted(project: Path, api: StandIn) -> Path:
     return config
 
 
-def test_a_run_makes_jobs_and_samples_from_the_models_that_they_make(hosted, api):
+def test_a_run_makes_jobs_and_samples_from_the_models_that_they_make(openai_config, api):
     shown = succeed("train", "config.yml", "--name", "r")
     first, second = api.jobs.values()
     assert (first["model"], second["model"]) == (BASE, "ft:gpt-4o-mini-2024-07-18:org::ftjob-0")
@@ -64,7 +64,7 @@ def test_a_run_makes_jobs_and_samples_from_the_models_that_they_make(hosted, api
 
 
 @pytest.mark.slow
-def test_a_failed_job_is_made_again_under_another_name(hosted, api):
+def test_a_failed_job_is_made_again_under_another_name(openai_config, api):
     api.ending = "failed"
     shown = etude("train", "config.yml", "--name", "r")
     assert shown.exit_code == 1
@@ -75,7 +75,7 @@ def test_a_failed_job_is_made_again_under_another_name(hosted, api):
     assert names == ["r-epoch-1", "r-epoch-1-retry-1", "r-epoch-2"]
 
 
-def test_a_check_asks_nobody(hosted, api):
+def test_a_check_asks_nobody(openai_config, api):
     succeed("check", "config.yml")
     assert api.requests == []
 
@@ -83,10 +83,10 @@ def test_a_check_asks_nobody(hosted, api):
 @pytest.mark.parametrize(
     "moment", one_quick("POST /fine_tuning/jobs", "POST /files", "GET /fine_tuning/jobs/ID")
 )
-def test_a_run_that_is_killed_pays_once(hosted, api, moment):
+def test_a_run_that_is_killed_pays_once(openai_config, api, moment):
     """Killed by SIGKILL after the API did what was asked, and before the answer came."""
-    change(hosted, finetuning__num_epochs=1, finetuning__run_configuration={})
-    train = process("train", "config.yml", "--name", "r", folder=hosted.parent)
+    change(openai_config, finetuning__num_epochs=1, finetuning__run_configuration={})
+    train = process("train", "config.yml", "--name", "r", folder=openai_config.parent)
     api.faults[moment] = [train.kill]
     train.communicate(timeout=120)
     assert train.returncode == -signal.SIGKILL
@@ -106,7 +106,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[LmStandIn]:
 
 
 @pytest.fixture
-def served(project: Path, server: LmStandIn) -> Path:
+def server_config(project: Path, server: LmStandIn) -> Path:
     """A config that samples and trains at the server."""
     config = project / "config.yml"
     policy = {"_type": "openai", "model_name": BASE, "base_url": "${SERVER}", "api_key": "${SERVER_KEY}"}
@@ -119,7 +119,7 @@ def served(project: Path, server: LmStandIn) -> Path:
     return config
 
 
-def test_grpo_goes_through_the_server_and_back(served, server):
+def test_grpo_goes_through_the_server_and_back(server_config, server):
     succeed("train", "config.yml", "--name", "r", "-o", "finetuning.num_epochs=1")
     (job,) = server.jobs.values()
     assert job["method"]["type"] == "grpo"
@@ -133,8 +133,8 @@ def test_grpo_goes_through_the_server_and_back(served, server):
     assert server.engine == []
 
 
-def test_a_run_that_was_stopped_while_its_job_trains_goes_on_with_it(served, server):
-    change(served, trainer_adapters__server__free_engine=True, finetuning__num_epochs=1)
+def test_a_run_that_was_stopped_while_its_job_trains_goes_on_with_it(server_config, server):
+    change(server_config, trainer_adapters__server__free_engine=True, finetuning__num_epochs=1)
     server.faults["GET /fine_tuning/jobs/ID"] = [401]
     assert etude("train", "config.yml", "--name", "r").exit_code == 1
     assert server.status["status"] == "stopped"
@@ -147,17 +147,17 @@ def test_a_run_that_was_stopped_while_its_job_trains_goes_on_with_it(served, ser
     ("where", "changes", "message"),
     [
         (
-            "hosted",
+            "openai_config",
             {"trajectory_builders": {"grpo": {"_type": "grpo", "num_generations": 4}}},
             "adapter 'openai' .*: dpo, supervised",
         ),
         (
-            "hosted",
-            {"llms": {"policy": {"_type": "tests.cli.parts:scripted"}}},
+            "openai_config",
+            {"llms": {"policy": {"_type": "tests.cli.parts:open_scripted"}}},
             "trains models of `_type: openai`, and llms.policy is `_type: scripted`",
         ),
-        ("served", {"llms__policy__provider": "auto"}, "ask its endpoint .*'provider: etude'"),
-        ("served", {"llms__policy__logprobs": False}, "needs logprobs .* 'logprobs: true' in"),
+        ("server_config", {"llms__policy__provider": "auto"}, "ask its endpoint .*'provider: etude'"),
+        ("server_config", {"llms__policy__logprobs": False}, "needs logprobs .* 'logprobs: true' in"),
     ],
 )
 @pytest.mark.parametrize("command", ["check", "train"])
@@ -166,5 +166,5 @@ def test_what_cannot_be_done_is_refused_before_any_call(request, project, where,
     shown = etude(command, "config.yml")
     assert shown.exit_code == 2
     assert re.search(message, shown.stdout + shown.stderr)
-    assert request.getfixturevalue("api" if where == "hosted" else "server").requests == []
+    assert request.getfixturevalue("api" if where == "openai_config" else "server").requests == []
     assert not [*project.glob("runs/*")]

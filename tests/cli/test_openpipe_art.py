@@ -43,7 +43,7 @@ def art(project: Path, server: StandIn, monkeypatch: pytest.MonkeyPatch) -> Path
         ({"llms__policy__provider": "other"}, "set 'provider: vllm'"),
         ({"llms__policy__logprobs": False}, "llms.policy does not ask"),
         ({"llms__policy__base_url": None}, "has no 'base_url'"),
-        ({"llms": {"policy": {"_type": "tests.cli.parts:scripted"}}}, "is `_type: scripted`"),
+        ({"llms": {"policy": {"_type": "tests.cli.parts:open_scripted"}}}, "is `_type: scripted`"),
         ({"finetuning__fine_tune_from_scratch": True}, "openpipe_art' always continues"),
         ({"trainer_adapters__art__training__learning_rat": 1}, "did you mean 'learning_rate'"),
         ({"trainer_adapters__art__backend": {"name": "a"}}, "give either `base_url`"),

@@ -22,7 +22,7 @@ from tests.training import FakeAdapter
 
 
 @pytest.fixture
-def stopped(project):
+def half_run(project):
     """A run that failed in its first epoch, after its validation."""
     broken = [{"id": f"b{n}", "question": f"b{n} broken?", "answer": "yes"} for n in range(2)]
     lines = "".join(json.dumps(row) + "\n" for row in broken)
@@ -36,17 +36,17 @@ def mend(project):
     (project / "train.jsonl").write_text((project / "train.jsonl").read_text().replace(" broken", ""))
 
 
-def test_nothing_is_sampled_twice(stopped):
-    sampled = (stopped / "log").read_text().splitlines()
+def test_nothing_is_sampled_twice(half_run):
+    sampled = (half_run / "log").read_text().splitlines()
     # A run that is over is none to go on with.
     over = ["--dataset", "validation.jsonl", "-o", "llms.policy.log=null", "-o", "finetuning.num_epochs=1"]
     assert etude("train", "config.yml", "--name", "over", *over).exit_code == 0
-    mend(stopped)
+    mend(half_run)
     shown = succeed("resume")
     assert shown.stdout.startswith("resuming stopped")
     assert "not quite those" in shown.output  # All episodes of the mended ones had failed.
-    assert read_summary(stopped / "runs/stopped")["epochs_trained"] == 2
-    everything = (stopped / "log").read_text().splitlines()
+    assert read_summary(half_run / "runs/stopped")["epochs_trained"] == 2
+    everything = (half_run / "log").read_text().splitlines()
     assert everything[: len(sampled)] == sampled
     assert len(set(everything)) == len(everything)
 
@@ -67,33 +67,33 @@ CHANGEABLE = {
 }
 
 
-def test_how_a_run_goes_on_can_be_changed_and_is_remembered_and_what_it_rests_on_stays(stopped):
+def test_how_a_run_goes_on_can_be_changed_and_is_remembered_and_what_it_rests_on_stays(half_run):
     for key, value in FIXED.items():
         shown = etude("resume", "stopped", "-o", f"{key}={value}")
         assert shown.exit_code == 2
         assert key in shown.stderr
         assert "can be changed: " in shown.stderr and "finetuning.error_budget" in shown.stderr
-    mend(stopped)
+    mend(half_run)
     shown = succeed("resume", "stopped", *(f"-o{key}={value}" for key, value in CHANGEABLE.items()))
-    config = yaml.safe_load((stopped / "runs/stopped/config.yml").read_text())
+    config = yaml.safe_load((half_run / "runs/stopped/config.yml").read_text())
     for key, value in CHANGEABLE.items():
         assert f"{key}: " in shown.stdout
         assert functools.reduce(dict.__getitem__, key.split("."), config) == value
 
 
 @pytest.fixture
-def stopped_with_secrets(stopped):
+def stopped_with_secrets(half_run):
     """The same, of a config with secrets that are written out: one that is declared, and one in a mapping."""
     helper = {"_type": "openai", "model_name": "m", "extra_body": {"api_key": "canary-in-the-file"}}
-    change(stopped / "config.yml", llms__policy__api_key="sk-in-the-file", finetuning__target_model="policy")
-    change(stopped / "config.yml", llms__helper={**helper, "base_url": "http://localhost:1/v1"})
+    change(half_run / "config.yml", llms__policy__api_key="sk-in-the-file", finetuning__target_model="policy")
+    change(half_run / "config.yml", llms__helper={**helper, "base_url": "http://localhost:1/v1"})
     assert etude("train", "config.yml", "--name", "secret").exit_code == 1
-    mend(stopped)
-    return stopped
+    mend(half_run)
+    return half_run
 
 
 def test_secrets_are_given_again(stopped_with_secrets):
-    change(stopped_with_secrets / "config.yml", llms={"policy": {"_type": "tests.cli.parts:scripted"}})
+    change(stopped_with_secrets / "config.yml", llms={"policy": {"_type": "tests.cli.parts:open_scripted"}})
     shown = etude("resume", "secret")
     assert shown.exit_code == 2
     assert "-o llms.policy.api_key=" in shown.stderr
@@ -154,19 +154,19 @@ def check_kills(folder: Path, kills: int, seed: int) -> None:
     arguments = ["train", "config.yml", "--name", "run"]
     whole = succeed(*arguments, "--json")
     count, chance = len(events(whole.stdout)), random.Random(seed)
-    expected, last_version = left(folder)
+    expected, last_version = results(folder)
     shutil.rmtree(folder / "runs")
     for _ in range(kills):
         if not killed_after(chance.randint(2, count - 2), *arguments, folder=folder):
             break
         arguments = ["resume", "run"]
     succeed("resume", "run")
-    kept, version = left(folder)
+    kept, version = results(folder)
     assert kept == expected
     assert version == last_version
 
 
-def left(folder: Path) -> tuple[dict[str, Any], bytes]:
+def results(folder: Path) -> tuple[dict[str, Any], bytes]:
     """The records of a run but for recoveries, and the weights of its last version."""
     run = folder / "runs" / "run"
     return everything(run, "recoveries"), (run / "checkpoints" / "v3" / "trained.safetensors").read_bytes()
@@ -258,7 +258,7 @@ def failures(project) -> dict[str, int]:
     return events((project / "runs/r/training_metrics.jsonl").read_text())[-1]["failures"]
 
 
-def played(project) -> list[str]:
+def played_ids(project) -> list[str]:
     """The training examples that an agent was run on since the run stopped."""
     file = project / "played"
     return [name for name in file.read_text().split() if name[0] != "v"] if file.exists() else []
@@ -268,11 +268,11 @@ def test_only_what_was_not_the_agents_fault_is_tried_again(failing):
     shown = succeed("resume", "r", "--retry-failed")
     assert "to be retried: 4 × call_failed, 4 × score:correct" in shown.stdout
     # The four episodes of the one example, in the epoch that was not finished.
-    assert played(failing) == ["away"] * 4
+    assert played_ids(failing) == ["away"] * 4
     assert failures(failing) == {"raised": 4, "timeout": 4}
 
 
 def test_without_it_the_failures_stay(failing):
     assert etude("resume", "r").exit_code == 0
-    assert played(failing) == []
+    assert played_ids(failing) == []
     assert failures(failing) == {"call_failed": 4, "raised": 4, "timeout": 4, "score:correct": 4}

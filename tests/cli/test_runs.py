@@ -80,7 +80,7 @@ def test_each_model_is_exported_and_evaluated_by_its_name(two):
 UNVALIDATED = ("-o", "finetuning.run_configuration.validation_dataset=null")
 
 
-def trained(*options):
+def train(*options):
     return succeed("train", "config.yml", "--name", "r", *options).stdout
 
 
@@ -89,7 +89,7 @@ def lines_with(text, word):
 
 
 def test_a_run_of_one_epoch_without_validation_has_no_after_and_export_says_which_version_it_takes(local):
-    shown = trained(*UNVALIDATED, "-o", "finetuning.num_epochs=1")
+    shown = train(*UNVALIDATED, "-o", "finetuning.num_epochs=1")
     (reward,) = lines_with(shown, "reward")
     assert "n=16" in reward and "episodes of epoch 1, sampled from v0" in reward
     (missing,) = lines_with(shown, "not measured")
@@ -120,7 +120,7 @@ async def make_collapse(run):
 
 
 def test_after_a_collapse_the_base_model_is_exported(local):
-    trained("-o", "finetuning.num_epochs=1")
+    train("-o", "finetuning.num_epochs=1")
     asyncio.run(make_collapse(local / "runs" / "r"))
     shown = etude("runs", "show", "r").stdout
     assert "v1 is worse than" in shown and "best version    v0, the base model" in shown

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.cli.projects import change, etude, finished, process, rows
+from tests.cli.projects import change, etude, process, rows, run_to_end
 from tests.support import one_quick
 
 
@@ -37,7 +37,7 @@ def test_an_agent_that_ends_the_run_is_named_as_the_cause(project, does):
     (project / "agent.py").write_text(
         "import asyncio\n" + agent.replace("reply = await", f"{does}\n    reply = await")
     )
-    stopped = finished("train", "config.yml", "--name", "r", folder=project)
+    stopped = run_to_end("train", "config.yml", "--name", "r", folder=project)
     assert stopped.returncode == 1
     assert "event loop" in stopped.stderr
     assert "-o eval.general.isolation=process" in stopped.stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.clients.drive import ADD, QUESTION, Client, Sum, Target, add, raised, same
+from tests.clients.drive import ADD, QUESTION, Client, Sum, Target, add, catch, same
 
 CLIENT = Client("anthropic")
 ASK: list[Any] = [{"role": "user", "content": QUESTION}]
@@ -22,7 +22,7 @@ def _create(target: Target, **options: Any) -> Any:
     return _sdk(target).messages.create(**asked)
 
 
-def _used(answer: Any) -> Any:
+def _tool_use(answer: Any) -> Any:
     """The one call of a tool."""
     [use] = [block for block in answer.content if block.type == "tool_use"]
     return use
@@ -52,7 +52,7 @@ async def stream(target: Target) -> None:
 def tools(target: Target) -> None:
     first = _create(target, tools=TOOLS)
     same(first.stop_reason, "tool_use")
-    use = _used(first)
+    use = _tool_use(first)
     result = {"type": "tool_result", "tool_use_id": use.id, "content": str(add(**use.input))}
     more = [*ASK, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
     assert _create(target, messages=more, tools=TOOLS).content[0].text
@@ -62,13 +62,13 @@ def tools(target: Target) -> None:
 def tools_stream(target: Target) -> None:
     asked = {"model": target.model, "max_tokens": 64, "messages": ASK, "tools": TOOLS}
     with _sdk(target).messages.stream(**asked) as streamed:
-        same(_used(streamed.get_final_message()).input, {"a": 1, "b": 2})
+        same(_tool_use(streamed.get_final_message()).input, {"a": 1, "b": 2})
 
 
 @CLIENT.feature(calls=3)
 def tool_choice(target: Target) -> None:
     for choice in ({"type": "any", "disable_parallel_tool_use": True}, {"type": "tool", "name": "add"}):
-        same(sorted(_used(_create(target, tools=TOOLS, tool_choice=choice)).input), ["a", "b"])
+        same(sorted(_tool_use(_create(target, tools=TOOLS, tool_choice=choice)).input), ["a", "b"])
     answer = _create(target, tools=TOOLS, tool_choice={"type": "none"})
     same([block.type for block in answer.content], ["text"])
 
@@ -119,6 +119,6 @@ def sampling(target: Target) -> None:
 def errors(target: Target) -> None:
     import anthropic
 
-    error = raised(anthropic.BadRequestError, lambda: _create(target, extra_body={"colour": "red"}))
+    error = catch(anthropic.BadRequestError, lambda: _create(target, extra_body={"colour": "red"}))
     same(error.body["error"]["type"], "invalid_request_error")
     assert "colour" in error.message, error

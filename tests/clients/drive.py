@@ -115,7 +115,7 @@ def same(left: Any, right: Any) -> None:
     assert left == right, f"{left!r} is not {right!r}"
 
 
-def raised(kind: type[Any], call: Callable[[], object]) -> Any:
+def catch(kind: type[Any], call: Callable[[], object]) -> Any:
     """The error of that kind that a call raises; AssertionError when it raises none."""
     try:
         call()

@@ -29,7 +29,7 @@ def responses(target: Target) -> None:
 
 
 @CLIENT.feature(calls=4)
-async def structured(target: Target) -> None:
+async def structured_output(target: Target) -> None:
     model = _model(target)
     assert isinstance(model.with_structured_output(Sum).invoke(QUESTION), Sum)
     by_function = model.with_structured_output(Sum, method="function_calling")

@@ -126,7 +126,7 @@ def build_model(folder: Path, transcripts: Sequence[Transcript], steps: int) -> 
     tokenizer = build_tokenizer(texts, vocab_size=512, splits=["[^A-Za-z_]"])
     tokenizer.chat_template = _TEMPLATE
     policy = build_policy(tokenizer, 0, TinyShape(max_context=2048))
-    _imitate(policy, [_encoded(policy, names, messages) for names, messages in transcripts], steps)
+    _imitate(policy, [_encode(policy, names, messages) for names, messages in transcripts], steps)
     with torch.no_grad():
         policy.model.model.norm.weight *= _SHARPNESS
     policy.export(folder)
@@ -137,7 +137,7 @@ def _tools(names: str) -> list[Tool]:
     return [{"type": "function", "function": {"name": name}} for name in names.split(",") if name]
 
 
-def _encoded(policy: Policy, names: str, messages: Sequence[Message]) -> list[int]:
+def _encode(policy: Policy, names: str, messages: Sequence[Message]) -> list[int]:
     text = policy.tokenizer.apply_chat_template(messages, tools=_tools(names) or None, tokenize=False)
     ids: list[int] = policy.tokenizer(text, add_special_tokens=False)["input_ids"]
     return ids

@@ -51,7 +51,7 @@ async def tools(target: Target) -> None:
 
 
 @CLIENT.feature(calls=2, extends=True)
-async def streamed(target: Target) -> None:
+async def stream(target: Target) -> None:
     from agents import Runner
 
     result = Runner.run_streamed(_agent(target, with_tool=True), QUESTION)
@@ -75,7 +75,7 @@ async def output_type(target: Target) -> None:
 
 
 @CLIENT.feature(calls=2, extends=True)
-async def required(target: Target) -> None:
+async def required_tool(target: Target) -> None:
     from agents import ModelSettings
 
     settings = ModelSettings(tool_choice="required", parallel_tool_calls=False)

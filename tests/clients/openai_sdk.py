@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.clients.drive import ADD, QUESTION, Client, Sum, Target, add, raised, same
+from tests.clients.drive import ADD, QUESTION, Client, Sum, Target, add, catch, same
 
 CLIENT = Client("openai")
 ASK: list[Any] = [{"role": "user", "content": QUESTION}]
@@ -171,9 +171,9 @@ def refusals(target: Target) -> None:
     import openai
 
     embed = _sdk(target).embeddings.create
-    error = raised(openai.NotFoundError, lambda: embed(model=target.model, input="x"))
+    error = catch(openai.NotFoundError, lambda: embed(model=target.model, input="x"))
     assert "embeddings" in error.message, error
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     shown = [{"role": "user", "content": [picture]}]
-    error = raised(openai.BadRequestError, lambda: _create(target, messages=shown))
+    error = catch(openai.BadRequestError, lambda: _create(target, messages=shown))
     assert "text only" in error.message, error

@@ -25,7 +25,7 @@ def _agent(target: Target, api: str = "chat", **options: Any) -> Any:
     return Agent(kind(target.model, provider=openai), **options)
 
 
-async def _typed(agent: Any, question: str = QUESTION) -> None:
+async def _run_typed(agent: Any, question: str = QUESTION) -> None:
     same(type((await agent.run(question)).output), Sum)
 
 
@@ -61,18 +61,18 @@ async def tools_messages(target: Target) -> None:
 async def outputs(target: Target) -> None:
     from pydantic_ai import NativeOutput, PromptedOutput
 
-    await _typed(_agent(target, output_type=Sum))
-    await _typed(_agent(target, output_type=NativeOutput(Sum)))
-    await _typed(_agent(target, output_type=PromptedOutput(Sum)), "Answer in JSON.")
+    await _run_typed(_agent(target, output_type=Sum))
+    await _run_typed(_agent(target, output_type=NativeOutput(Sum)))
+    await _run_typed(_agent(target, output_type=PromptedOutput(Sum)), "Answer in JSON.")
 
 
 @CLIENT.feature(calls=3)
 async def outputs_elsewhere(target: Target) -> None:
     from pydantic_ai import NativeOutput
 
-    await _typed(_agent(target, "responses", output_type=Sum))
-    await _typed(_agent(target, "responses", output_type=NativeOutput(Sum)))
-    await _typed(_agent(target, "messages", output_type=Sum))
+    await _run_typed(_agent(target, "responses", output_type=Sum))
+    await _run_typed(_agent(target, "responses", output_type=NativeOutput(Sum)))
+    await _run_typed(_agent(target, "messages", output_type=Sum))
 
 
 @CLIENT.feature(calls=2, extends=True)

@@ -31,7 +31,7 @@ def examples():
 
 
 @contextmanager
-def isolated(entry_points: str | None = None) -> Iterator[None]:
+def use_empty_registry(entry_points: str | None = None) -> Iterator[None]:
     """Use an empty registry in the block, with the entry points of a group."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_registrations", {})
@@ -41,7 +41,7 @@ def isolated(entry_points: str | None = None) -> Iterator[None]:
 
 @pytest.fixture
 def empty_registry() -> Iterator[None]:
-    with isolated():
+    with use_empty_registry():
         yield
 
 

@@ -63,7 +63,7 @@ class _Reference:
 
     def _component(self, kind: Kind, name: str, config_type: type[ComponentConfig]) -> Iterator[str]:
         keys: dict[type[BaseModel], list[str]] = {config_type: []}
-        for key in _written(config_type):
+        for key in _written_keys(config_type):
             base = _home(config_type, key)
             keys.setdefault(base if self._is_shared(base) else config_type, []).append(key)
         own, inherited = keys.pop(config_type), []
@@ -74,7 +74,7 @@ class _Reference:
             if base not in self._titles:
                 title = self._shared_title(kind, base)
                 yield from self._block(
-                    title, base, 3, [key for key in _written(base) if _home(base, key) is base]
+                    title, base, 3, [key for key in _written_keys(base) if _home(base, key) is base]
                 )
             inherited.append(f"*{self._titles[base]}*")
         links = f"Further keys: {', '.join(inherited)}.\n" if inherited else ""
@@ -106,7 +106,7 @@ class _Reference:
         if links:
             yield links
         for block, path in inside.items():
-            yield from self._block(path, block, level + 1, _written(block))
+            yield from self._block(path, block, level + 1, _written_keys(block))
 
     def _table(
         self, model: type[BaseModel], keys: Sequence[str], below: Collection[type[BaseModel]]
@@ -142,7 +142,7 @@ class _Reference:
         return f"| {' | '.join(in_one_line)} |"
 
 
-def _written(model: type[BaseModel]) -> list[str]:
+def _written_keys(model: type[BaseModel]) -> list[str]:
     """The keys of a model that may stand in a file."""
     hidden = {"reward"} if issubclass(model, ComponentConfig) else set()
     return [key for key, field in model.model_fields.items() if key not in hidden and not field.exclude]

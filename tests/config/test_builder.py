@@ -27,7 +27,7 @@ class TracedConfig(EvaluatorConfig, name="traced"):
 
 
 @pytest.fixture
-def traced(parts: object) -> Callable[..., tuple[Config, list[str]]]:
+def make_traced(parts: object) -> Callable[..., tuple[Config, list[str]]]:
     """Makes a config whose evaluators need each other as told, and the list of what happens."""
 
     def make(at_once: bool = False, **needs: list[str]) -> tuple[Config, list[str]]:
@@ -54,8 +54,8 @@ def traced(parts: object) -> Callable[..., tuple[Config, list[str]]]:
     return make
 
 
-async def test_a_component_is_built_once_and_closed_in_reverse_order(traced: Any):
-    config, events = traced(a=["b"], b=[], c=["b"])
+async def test_a_component_is_built_once_and_closed_in_reverse_order(make_traced: Any):
+    config, events = make_traced(a=["b"], b=[], c=["b"])
     async with Builder(config) as builder:
         assert await builder.get_evaluator("a") == "a"
         assert await builder.get("evaluators", "c") == "c"
@@ -65,8 +65,8 @@ async def test_a_component_is_built_once_and_closed_in_reverse_order(traced: Any
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-async def test_two_that_ask_at_once_get_the_same(traced: Any, at_once: bool):
-    config, events = traced(at_once, a=["c", "d"], b=["d", "c"], c=["e"], d=["e"], e=[])
+async def test_two_that_ask_at_once_get_the_same(make_traced: Any, at_once: bool):
+    config, events = make_traced(at_once, a=["c", "d"], b=["d", "c"], c=["e"], d=["e"], e=[])
     async with Builder(config) as builder:
         assert await asyncio.gather(*map(builder.get_evaluator, "abab")) == ["a", "b", "a", "b"]
     assert sorted(events) == sorted(f"{what} {name}" for name in "abcde" for what in ("make", "close"))
@@ -74,15 +74,15 @@ async def test_two_that_ask_at_once_get_the_same(traced: Any, at_once: bool):
 
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize("asked", ["a", "abc"])
-async def test_components_that_need_each_other_in_a_circle_are_an_error(traced: Any, at_once, asked):
-    config, _ = traced(at_once, a=["b", "d"], b=["c"], c=["a"], d=[])
+async def test_components_that_need_each_other_in_a_circle_are_an_error(make_traced: Any, at_once, asked):
+    config, _ = make_traced(at_once, a=["b", "d"], b=["c"], c=["a"], d=[])
     async with Builder(config) as builder:
         with pytest.raises(RequestError, match=r"circle: evaluators\.(.)( -> evaluators\..){2}.*\.\1$"):
             await asyncio.wait_for(asyncio.gather(*map(builder.get_evaluator, asked)), 10)
 
 
-async def test_an_unknown_name_is_answered_with_the_nearest(traced: Any):
-    config, _ = traced(correct=[])
+async def test_an_unknown_name_is_answered_with_the_nearest(make_traced: Any):
+    config, _ = make_traced(correct=[])
     async with Builder(config) as builder:
         with pytest.raises(RequestError, match=r"no evaluator 'corect'; .*'correct'\? .*: correct"):
             await builder.get_evaluator("corect")

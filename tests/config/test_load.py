@@ -130,17 +130,17 @@ def test_files_are_looked_for_beside_the_config_then_in_the_current_folder(folde
     for name in ("project/train.jsonl", "train.jsonl", "tiny/x"):
         write(folder, "", name)
 
-    def found(dataset: str, model: str) -> tuple[object, object]:
+    def find(dataset: str, model: str) -> tuple[object, object]:
         text = SMALL.replace("train.jsonl", dataset).replace("local", f"{{_type: local, model: {model}}}")
         config = load_config(write(folder, text, "project/config.yml"))
         data, llm = config.eval.general.dataset, config.llms["policy"]
         assert isinstance(data, JsonlDatasetConfig) and isinstance(llm, LocalConfig)
         return data.file_path, llm.model
 
-    assert found("train.jsonl", "tiny") == (folder / "project/train.jsonl", str(folder / "tiny"))
-    assert found("val.jsonl", "Qwen/Qwen3-0.6B") == (Path("val.jsonl"), "Qwen/Qwen3-0.6B")
-    assert found(str(folder / "train.jsonl"), "/no/tiny") == (folder / "train.jsonl", "/no/tiny")
-    assert found("~/train.jsonl", "tiny")[0] == Path("~/train.jsonl")
+    assert find("train.jsonl", "tiny") == (folder / "project/train.jsonl", str(folder / "tiny"))
+    assert find("val.jsonl", "Qwen/Qwen3-0.6B") == (Path("val.jsonl"), "Qwen/Qwen3-0.6B")
+    assert find(str(folder / "train.jsonl"), "/no/tiny") == (folder / "train.jsonl", "/no/tiny")
+    assert find("~/train.jsonl", "tiny")[0] == Path("~/train.jsonl")
 
 
 def test_overrides_reach_everything_that_may_be_left_out(folder: Path):

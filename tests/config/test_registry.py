@@ -15,7 +15,7 @@ from etude.config.finetuning import TrainerConfig
 from etude.config.import_path import import_object, is_import_path, make_importable, where_raised
 from etude.config.registry import register_llm, register_trainer
 from etude.core.errors import RequestError
-from tests.config.conftest import isolated
+from tests.config.conftest import use_empty_registry
 
 
 def define(module: str = __name__, name: str = "mine") -> type[TrainerConfig]:
@@ -90,7 +90,7 @@ def test_what_makes_no_component_is_refused_with_its_line(
 
 
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Installs a package `acme-etude` whose entry point is a module of the given text."""
 
     def install(text: str) -> None:
@@ -102,7 +102,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         monkeypatch.syspath_prepend(str(tmp_path))
         monkeypatch.delitem(sys.modules, "acme_etude", raising=False)
 
-    with isolated("etude.test.components"):
+    with use_empty_registry("etude.test.components"):
         yield install
 
 
@@ -117,8 +117,8 @@ async def acme(config, builder):
 """
 
 
-def test_installed_packages_are_imported_on_the_first_lookup_and_not_before(installed):
-    installed(ACME)
+def test_installed_packages_are_imported_on_the_first_lookup_and_not_before(install):
+    install(ACME)
     assert "acme_etude" not in sys.modules
     assert registry.lookup("trainers", "acme").config_type.__module__ == "acme_etude"
     module = sys.modules.pop("acme_etude")
@@ -131,8 +131,8 @@ def test_installed_packages_are_imported_on_the_first_lookup_and_not_before(inst
     ("text", "cause"),
     [("import no_such_module_anywhere\n", "No module named 'no_such_module"), ("exit(3)\n", "SystemExit")],
 )
-def test_a_broken_package_is_named_every_time(installed, text, cause):
-    installed(text)
+def test_a_broken_package_is_named_every_time(install, text, cause):
+    install(text)
     for _ in range(2):
         with pytest.raises(RequestError, match=f"package 'acme-etude' .*{cause}"):
             registry.names("trainers")

@@ -81,7 +81,7 @@ def test_references_stay_but_for_defaults_that_are_secret(config: Path, monkeypa
     assert kept["api_key"] == MASK and kept["headers"] == {"X-Team": "of ${HELPER_KEY}"}
 
 
-def stored(storage: object) -> object:
+def resolve(storage: object) -> object:
     return yaml.safe_load(resolved_yaml(parse_config({"storage": storage})))["storage"]
 
 
@@ -89,7 +89,7 @@ def test_an_address_alone_is_a_whole_block():
     config = parse_config({"storage": "s3://bucket/etude/"}).storage
     assert config is not None
     assert (config.address, config.interval) == ("s3://bucket/etude", 60)
-    assert stored("s3://bucket/etude")["address"] == "s3://bucket/etude"
+    assert resolve("s3://bucket/etude")["address"] == "s3://bucket/etude"
     assert parse_config({}).storage is None
 
 
@@ -121,7 +121,7 @@ def test_secrets_are_not_kept_and_reach_the_driver(monkeypatch):
     config = parse_config({"storage": storage})
     text = resolved_yaml(config) + mask_secrets(repr(config))
     assert not any(word in text for word in ("AKIA5", "deep in it", "from the environment"))
-    kept = stored(storage)["options"]
+    kept = resolve(storage)["options"]
     assert kept["secret"] == "${MINIO_SECRET}"
     assert kept["client_kwargs"]["endpoint_url"] == "http://minio:9000"
     assert config.storage.options == options | {"secret": "from the environment"}

@@ -175,14 +175,14 @@ def test_a_bad_line_is_named(tmp_path, line, problem):
         read_transcripts(str(file), [], 0)
 
 
-def seeded(examples, seed):
+def user_rows(examples, seed):
     """As a user's function: bare messages, and an object with tools."""
     yield [{"role": "user", "content": f"{examples[0].id} {seed}"}, TALK[1]]
     yield {"messages": TALK, "tools": [{"type": "function", "function": {"name": "add"}}]}
 
 
 def test_a_function_gets_the_examples_and_the_seed(monkeypatch):
-    first, second = read_transcripts(f"{__name__}:seeded", [Example("e1", {})], 7)
+    first, second = read_transcripts(f"{__name__}:user_rows", [Example("e1", {})], 7)
     assert first.messages[0]["content"] == "e1 7"
     assert second.tools[0]["function"]["name"] == "add"
 

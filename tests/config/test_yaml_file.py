@@ -160,7 +160,7 @@ def test_what_only_begins_like_a_reference_is_an_error(text: str):
         interpolate(text, {"HOST": "example.org"})
 
 
-def overridden(data: dict[str, Any], *overrides: str) -> dict[str, Any]:
+def apply(data: dict[str, Any], *overrides: str) -> dict[str, Any]:
     return apply_overrides(Document(data), overrides).data
 
 
@@ -177,20 +177,20 @@ def overridden(data: dict[str, Any], *overrides: str) -> dict[str, Any]:
     ],
 )
 def test_the_value_is_yaml(override: str, value: Any):
-    assert overridden({"a": {"b": 0, "c": 1}}, override) == {"a": {"b": value, "c": 1}}
+    assert apply({"a": {"b": 0, "c": 1}}, override) == {"a": {"b": value, "c": 1}}
 
 
 def test_missing_parents_are_made_and_list_items_are_reached_by_position():
-    assert overridden({}, "a.b.c=1") == {"a": {"b": {"c": 1}}}
-    assert overridden({"a": [{"b": 1}, {"b": 2}]}, "a.1.b=3") == {"a": [{"b": 1}, {"b": 3}]}
-    assert overridden({"llms": {"gpt-4.1": {"a": 1}}}, "llms.gpt-4.1.a=2") == {"llms": {"gpt-4.1": {"a": 2}}}
+    assert apply({}, "a.b.c=1") == {"a": {"b": {"c": 1}}}
+    assert apply({"a": [{"b": 1}, {"b": 2}]}, "a.1.b=3") == {"a": [{"b": 1}, {"b": 3}]}
+    assert apply({"llms": {"gpt-4.1": {"a": 1}}}, "llms.gpt-4.1.a=2") == {"llms": {"gpt-4.1": {"a": 2}}}
 
 
 def test_a_component_that_is_written_as_its_type_gets_keys():
-    assert overridden({"workflow": "my_agent:play"}, "workflow.timeout=3") == {
+    assert apply({"workflow": "my_agent:play"}, "workflow.timeout=3") == {
         "workflow": {"_type": "my_agent:play", "timeout": 3}
     }
-    stored = overridden({"storage": "file:///x"}, "storage.interval=5")
+    stored = apply({"storage": "file:///x"}, "storage.interval=5")
     assert stored == {"storage": {"address": "file:///x", "interval": 5}}
 
 
@@ -207,9 +207,9 @@ def test_a_component_that_is_written_as_its_type_gets_keys():
 )
 def test_what_is_no_override_is_an_error(override: str, message: str):
     with pytest.raises(RequestError, match=message):
-        overridden({"l": [1, 2]}, override)
+        apply({"l": [1, 2]}, override)
 
 
 def test_an_override_changes_one_of_two_places_that_share_an_alias():
     shared = {"n": 1}
-    assert overridden({"a": shared, "b": shared}, "a.n=2") == {"a": {"n": 2}, "b": {"n": 1}}
+    assert apply({"a": shared, "b": shared}, "a.n=2") == {"a": {"n": 2}, "b": {"n": 1}}

@@ -18,7 +18,7 @@ from etude.core.sample import Sample, Turn
 from etude.core.training_rows import ROWS, GrpoRow, GrpoTrajectory, GrpoTurn, guess_method
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory
 from etude.wire.request_body import validate_body
-from tests.support import drawn
+from tests.support import draws
 
 
 def item(context, tokens, logprobs=None, **fields):
@@ -208,7 +208,7 @@ def trajectories(draw: st.DrawFn) -> GrpoTrajectory:
     return GrpoTrajectory(turns=said, reward=draw(numbers), shaped_rewards=shaped, episode=draw(st.text()))
 
 
-@settings(max_examples=drawn(10))
+@settings(max_examples=draws(10))
 @given(st.lists(trajectories(), min_size=1, max_size=3))
 def test_a_group_survives_the_file(rows: list[GrpoTrajectory]) -> None:
     row = GrpoRow(trajectories=tuple(rows))

@@ -11,7 +11,7 @@ from etude.core.call import Sampling
 from etude.engines.embedded import make_decoder
 from etude.engines.sampler import LiveRow, uniforms
 from tests.models.tiny_models import family
-from tests.pretended import moved, pretending
+from tests.pretended import move_to_device, pretending
 
 FAMILIES = {
     "llama": ("LlamaConfig", {}),
@@ -35,7 +35,7 @@ def make_rows(sampling=Sampling):
     ]
 
 
-def sampled(policy, *, deterministic=False):
+def sample(policy, *, deterministic=False):
     """Tokens and logprobs of rows, joined by another turn and another conversation half-way."""
     decoder, rows = make_decoder(policy, slots=4, deterministic=deterministic), make_rows()
 
@@ -55,18 +55,18 @@ def sampled(policy, *, deterministic=False):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_it_samples_what_the_cpu_does(name, deterministic):
     config, changes = FAMILIES[name]
-    wanted = sampled(family(config, **changes), deterministic=deterministic)
+    wanted = sample(family(config, **changes), deterministic=deterministic)
     with pretending():
-        found = sampled(moved(family(config, **changes)), deterministic=deterministic)
+        found = sample(move_to_device(family(config, **changes)), deterministic=deterministic)
     for one, other in zip(found, wanted, strict=True):
         assert one[0] == other[0]
         assert one[1] == pytest.approx(other[1], abs=1e-4)
 
 
 def test_a_token_is_waited_for_a_few_times_however_many_there_are():
-    def waited(rows):
+    def count_waits(rows):
         with pretending() as waits:
-            decoder = make_decoder(moved(family("LlamaConfig")), slots=4, deterministic=False)
+            decoder = make_decoder(move_to_device(family("LlamaConfig")), slots=4, deterministic=False)
             made = [LiveRow(str(key), [key + 1] * 9, Sampling(), uniforms(key)) for key in range(rows)]
             for _ in range(4):
                 decoder.step(made)
@@ -74,4 +74,4 @@ def test_a_token_is_waited_for_a_few_times_however_many_there_are():
             decoder.step(made)
             return waits.total() - before
 
-    assert waited(1) == waited(9) <= 2
+    assert count_waits(1) == count_waits(9) <= 2

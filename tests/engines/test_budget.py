@@ -18,7 +18,7 @@ import yaml
 from etude.core.errors import BudgetReached
 from etude.engines.ledger import read_bill
 from etude.verbs import evaluate, load_run, resume
-from tests.cli.projects import AGENT, etude, finished, process, rows
+from tests.cli.projects import AGENT, etude, process, rows, run_to_end
 from tests.json_server import JsonServer, chat_completion
 from tests.support import one_quick
 
@@ -141,7 +141,7 @@ def test_sixteen_calls_at_once_end_at_most_one_percent_over(here: Path, isolatio
     with ChargingEndpoint(together=16) as endpoint:
         more = {"isolation": isolation} | ({"runners": 2} if isolation == "process" else {})
         config = charged_project(here, endpoint.url, examples=150, **alone(**more), budget={"usd": 0.02})
-        done = finished("evaluate", config, "--name", "x", folder=here)
+        done = run_to_end("evaluate", config, "--name", "x", folder=here)
         assert done.returncode == 3, done.stderr
         assert "\nbudget.usd is $0.02:" in done.stderr
         assert done.stderr.endswith("next: etude resume runs/x -o budget.usd=0.04\n")
@@ -214,7 +214,7 @@ def project(folder: Path, url: str, **changes: Any) -> Path:
     )
 
 
-def checked(*arguments: Any) -> dict[str, Any]:
+def check(*arguments: Any) -> dict[str, Any]:
     report: dict[str, Any] = json.loads(etude("check", "config.yml", "--json", *arguments).stdout)
     return report
 
@@ -223,7 +223,7 @@ def test_a_few_episodes_that_are_played_say_what_a_run_costs(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     with ChargingEndpoint() as endpoint:
         project(tmp_path, endpoint.url)
-        estimate = checked("--play", 20)["estimate"]
+        estimate = check("--play", 20)["estimate"]
         assert (estimate["measured_on"], endpoint.calls) == (20, 40)
         assert not (tmp_path / "runs").exists()
         assert etude("evaluate", "config.yml", "--name", "x", "--repeat", 4).exit_code == 0

@@ -38,7 +38,7 @@ FUSED = {
 }
 
 
-def sampled(of, *, deterministic=False):
+def sample(of, *, deterministic=False):
     """Prompts of many lengths, continued."""
     choose = random.Random(2)
     decoder = make_decoder(of, slots=8, deterministic=deterministic)
@@ -48,7 +48,7 @@ def sampled(of, *, deterministic=False):
     return rows
 
 
-def shaken(of):
+def randomise(of):
     """All parameters random, biases and norms too."""
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
@@ -61,25 +61,25 @@ def shaken(of):
 @pytest.mark.parametrize("name", FUSED)
 @pytest.mark.parametrize("deterministic", one_quick(False, True))
 def test_the_logprobs_are_the_models_own(name, deterministic):
-    of = shaken(FUSED[name]())
+    of = randomise(FUSED[name]())
     assert can_fuse(of.model)
-    assert_right(of, sampled(of, deterministic=deterministic))
+    assert_right(of, sample(of, deterministic=deterministic))
 
 
 @pytest.mark.parametrize("name", one_quick("all biases", "llama"))
 def test_the_logprobs_are_the_models_own_with_weights_large_enough_to_be_packed(name, monkeypatch):
     monkeypatch.setattr(fused_llama, "_LEAST", 1)
-    of = shaken(FUSED[name]())
-    assert_right(of, sampled(of))
+    of = randomise(FUSED[name]())
+    assert_right(of, sample(of))
 
 
 @pytest.mark.parametrize("name", one_quick("gemma3", *sorted(FUSED.keys() - {"gemma3"})))
 @pytest.mark.parametrize("deterministic", one_quick(False, True))
 def test_in_bfloat16_the_logprobs_are_those_of_the_same_weights_up_to_its_rounding(name, deterministic):
     """The own forward pass of the model in bfloat16 is further away from them."""
-    of = shaken(FUSED[name]())
+    of = randomise(FUSED[name]())
     of.model.to(torch.bfloat16)
-    rows, exact = sampled(of, deterministic=deterministic), of.twin()
+    rows, exact = sample(of, deterministic=deterministic), of.twin()
     exact.model.to(torch.float32)
     own, models = [], []
     for row in rows:
@@ -125,7 +125,7 @@ def test_lora_weights_far_smaller_than_a_bfloat16_of_the_base_count():
     of = fresh_policy()
     of.model.to(torch.bfloat16)
     of.use_lora(LoraOptions(r=4), seed=0)
-    before = [row.logprobs for row in sampled(of)]
+    before = [row.logprobs for row in sample(of)]
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
         for name, parameter in of.trainable().items():
@@ -136,7 +136,7 @@ def test_lora_weights_far_smaller_than_a_bfloat16_of_the_base_count():
     assert (
         (base.base_layer.weight + change).to(torch.bfloat16) == base.base_layer.weight
     ).float().mean() > 0.7
-    assert [row.logprobs for row in sampled(of)] != before
+    assert [row.logprobs for row in sample(of)] != before
 
 
 def test_other_models_are_asked_themselves():

@@ -22,7 +22,7 @@ from etude.engines.sampler import LiveRow, uniforms
 from etude.models.device import choose_device
 from etude.models.policy import LoraOptions, Policy
 from tests.engines.test_decoder import assert_right, drawn_ids, live, rows_of_many_lengths, run
-from tests.engines.test_fused_llama import FUSED, shaken
+from tests.engines.test_fused_llama import FUSED, randomise
 from tests.models.tiny_models import policy
 from tests.pretrained import needs_real_model, real_model
 from tests.support import one_quick
@@ -41,11 +41,11 @@ class Recorder:
         plain = tuple(each.clone() for each in function())
         replay = make_fx(lambda: function(), pre_dispatch=False)()
 
-        def counted():
+        def count_replay():
             self.replayed += 1
             return replay()
 
-        return plain, counted
+        return plain, count_replay
 
 
 def attend_plainly(query_NHD, held, spans, scale, window):
@@ -84,15 +84,15 @@ def test_replayed_passes_give_the_models_own_logprobs(name):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_trial_finds_out_what_is_not_the_models_own(dtype):
-    def halved(*args):
+    def halve(*args):
         return attend_plainly(*args) * 0.5
 
-    of = shaken(policy().twin())
+    of = randomise(policy().twin())
     of.model.to(dtype)
     with torch.inference_mode():
         decoder = make_graph_decoder(of)
         assert decoder.why_wrong() is None
-        assert "off by" in GraphDecoder(of, Recorder(), halved).why_wrong()
+        assert "off by" in GraphDecoder(of, Recorder(), halve).why_wrong()
     row = live(0, [3, 7, 5, 9])
     decoder.step([row])
     assert_right(of, [row], 0.1 if dtype == torch.bfloat16 else 1e-4)
@@ -191,7 +191,7 @@ class Launches(TorchDispatchMode):
 
 
 def test_a_token_of_all_rows_is_a_copy_and_a_replay():
-    def launched(count):
+    def count_launches(count):
         def record(function):
             plain = tuple(each.clone() for each in function())
             return plain, lambda: plain
@@ -203,7 +203,7 @@ def test_a_token_of_all_rows_is_a_copy_and_a_replay():
             decoder.step(rows)
         return launches.count
 
-    assert launched(3) == launched(40) <= 4
+    assert count_launches(3) == count_launches(40) <= 4
 
 
 def test_conversations_that_begin_alike_are_copied_at_once(monkeypatch):
@@ -217,15 +217,15 @@ def test_conversations_that_begin_alike_are_copied_at_once(monkeypatch):
 
 
 def test_shaped_and_greedy_rows_are_drawn_as_elsewhere():
-    def sampled(decoder):
+    def sample(decoder):
         kinds = [Sampling(), Sampling(temperature=0.0), Sampling(temperature=0.7, top_p=0.8)]
         rows = [LiveRow(str(n), [9 + n, 10], kind, uniforms(n)) for n, kind in enumerate(kinds)]
         for count in (3, 2, 1):
             run(decoder, rows[:count], {row: len(row.ids) + 4 for row in rows})
         return [row.ids for row in rows], [row.logprobs for row in rows]
 
-    ids, logprobs = sampled(make_graph_decoder(policy()))
-    wanted_ids, wanted = sampled(make_decoder(policy(), slots=8, deterministic=False))
+    ids, logprobs = sample(make_graph_decoder(policy()))
+    wanted_ids, wanted = sample(make_decoder(policy(), slots=8, deterministic=False))
     assert ids == wanted_ids
     assert [*map(list, logprobs)] == [pytest.approx(each, abs=1e-4) for each in wanted]
 

@@ -22,7 +22,7 @@ from etude.rollout.phases import collecting_for, current_number
 from etude.store.journal import Journal, ModelLog
 from etude.wire.retries import note_charged
 from tests.backends.openai_stand_in import BASE, StandIn
-from tests.backends.test_openai_jobs import supervised
+from tests.backends.test_openai_jobs import imitations
 from tests.support import EchoEngine
 
 TRAIN, JUDGE = Purpose("agent", "train/1"), Purpose("judge", "train/1")
@@ -133,7 +133,7 @@ async def test_hours_are_those_of_all_processes_of_the_run(journal: Journal):
     assert again.bill.seconds == 3600
 
 
-def priced(policy: dict[str, Any], **changes: Any) -> dict[str, Any]:
+def with_price(policy: dict[str, Any], **changes: Any) -> dict[str, Any]:
     llms = {"policy": {"_type": "openai", "model_name": "gpt-4o-mini", "max_tokens": 10, **policy}}
     return limits({"llms": llms, **changes})
 
@@ -146,23 +146,23 @@ def priced(policy: dict[str, Any], **changes: Any) -> dict[str, Any]:
     ],
 )
 def test_a_call_costs_what_a_table_by_hand_says(prices, usage, usd):
-    price = find_prices(priced({"prices": prices})["llms"])["policy"]
+    price = find_prices(with_price({"prices": prices})["llms"])["policy"]
     assert price.call_price(usage) == pytest.approx(usd, rel=1e-12)
 
 
 def test_a_limit_in_usd_needs_the_price_of_every_remote_model():
     stranger = {"model_name": "stranger", "base_url": "https://models.example/v1"}
-    assert unpriced_models(priced(stranger)["llms"]) == ["policy"]
-    require_bounded(**priced(stranger, budget={"tokens": 1000}))
+    assert unpriced_models(with_price(stranger)["llms"]) == ["policy"]
+    require_bounded(**with_price(stranger, budget={"tokens": 1000}))
     with pytest.raises(RequestError, match=r"budget\.usd is set.*llms\.policy\.prices: \{prompt"):
-        require_bounded(**priced(stranger, budget={"usd": 1}))
-    assert unpriced_models(priced({})["llms"]) == ["policy"]
-    require_bounded(**priced({**stranger, "prices": {"prompt": 0, "completion": 0}}, budget={"usd": 1}))
+        require_bounded(**with_price(stranger, budget={"usd": 1}))
+    assert unpriced_models(with_price({})["llms"]) == ["policy"]
+    require_bounded(**with_price({**stranger, "prices": {"prompt": 0, "completion": 0}}, budget={"usd": 1}))
 
 
 def test_a_limit_needs_to_know_how_long_an_answer_can_get():
     with pytest.raises(RequestError, match=r"budget\.tokens is set.*set llms\.policy\.max_tokens"):
-        require_bounded(**priced({"max_tokens": None}, budget={"tokens": 1000}))
+        require_bounded(**with_price({"max_tokens": None}, budget={"tokens": 1000}))
 
 
 REQUEST = ChatRequest(({"role": "user", "content": "What is 2 + 2?"},))
@@ -259,7 +259,7 @@ def test_a_prompt_has_no_more_tokens_than_bytes(text: str):
 
 def make_ledger(journal: Journal, usd: float) -> Ledger:
     prices = {"prompt": 1, "completion": 1, "training": 25.0}
-    return Ledger(journal, **priced({"model_name": BASE, "prices": prices}, budget={"usd": usd}))
+    return Ledger(journal, **with_price({"model_name": BASE, "prices": prices}, budget={"usd": usd}))
 
 
 async def open_jobs(server: StandIn, journal: Journal, ledger: Ledger) -> ModelJobs:
@@ -273,7 +273,7 @@ async def open_jobs(server: StandIn, journal: Journal, ledger: Ledger) -> ModelJ
 async def test_a_job_counts_as_the_most_it_may_train_on_and_then_as_the_api_says(journal: Journal):
     server, ledger = StandIn(), make_ledger(journal, 1.0)
     line = await open_jobs(server, journal, ledger)
-    data = supervised()
+    data = imitations()
     tokens = line.adapter.charged_tokens(data)
     ref = await line.submit(data)
     assert isinstance(ref, TrainingJobRef)

@@ -43,7 +43,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openai_compatible, "USUAL", replace(USUAL, first_wait=0.001, longest_wait=0.01))
 
 
-async def asked(url: str, **fields: Any) -> Completion:
+async def complete(url: str, **fields: Any) -> Completion:
     """The answer to one call at an address."""
     settings: dict[str, Any] = {
         "model_name": "tiny",
@@ -62,7 +62,7 @@ async def asked(url: str, **fields: Any) -> Completion:
 async def test_each_fault_that_passes_is_got_over_by_one_more_attempt(endpoint: FaultyEndpoint) -> None:
     async def got_over(fault: str) -> tuple[Completion, Counter[str]]:
         with count_retries() as count:
-            answer = await asked(endpoint.url(fault, once="x"))
+            answer = await complete(endpoint.url(fault, once="x"))
         return answer, count.causes
 
     faults = [name for name in PASSING if FAULTS[name].kind == "temporary"]
@@ -77,17 +77,17 @@ async def test_each_fault_that_passes_is_got_over_by_one_more_attempt(endpoint: 
 
 
 async def test_each_fault_that_stays_is_a_failed_call_that_says_what_it_was(endpoint: FaultyEndpoint) -> None:
-    async def failed(fault: str) -> BaseException | None:
+    async def find_error(fault: str) -> BaseException | None:
         try:
-            await asked(endpoint.url(fault), max_retries=1)
+            await complete(endpoint.url(fault), max_retries=1)
         except EngineError as error:
             return error
         return None
 
     slow = [name for name, fault in FAULTS.items() if fault.kind == "slow"]
     async with asyncio.timeout(60):
-        errors = {name: await failed(name) for name in FAULTS.keys() - slow}
-    failing = asyncio.gather(*map(failed, slow))
+        errors = {name: await find_error(name) for name in FAULTS.keys() - slow}
+    failing = asyncio.gather(*map(find_error, slow))
     for attempt in (1, 2):
         await until(lambda count=attempt: {endpoint.asked[name] for name in slow} == {count})
         pass_time(600)
@@ -103,7 +103,7 @@ async def test_an_answer_without_end_takes_little_memory(endpoint: FaultyEndpoin
     tracemalloc.start()
     try:
         with pytest.raises(EngineError, match="larger than 32 MB"):
-            await asked(endpoint.url(fault), max_retries=0)
+            await complete(endpoint.url(fault), max_retries=0)
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -116,7 +116,7 @@ async def test_compressed_answers_are_read(endpoint: FaultyEndpoint, monkeypatch
     for encoding, data in {"gzip": halves, "deflate": zlib.compress(good)}.items():
         answer = Fault("temporary", sends(reply(200, data, {"content-encoding": encoding})), "")
         monkeypatch.setitem(FAULTS, "zipped", answer)
-        assert (await asked(endpoint.url("zipped"))).logprobs == LOGPROBS
+        assert (await complete(endpoint.url("zipped"))).logprobs == LOGPROBS
 
 
 @etude.evaluator
@@ -127,7 +127,7 @@ def length(example: etude.Example, output: str) -> float:
 async def test_plain_http_behind_https() -> None:
     async with FaultyEndpoint().serving() as endpoint:
         with pytest.raises(EngineError, match=r"plain HTTP, .* http:// .* https:// .*SSL_CERT_FILE"):
-            await asked(endpoint.url("well").replace("http://", "https://"), max_retries=0)
+            await complete(endpoint.url("well").replace("http://", "https://"), max_retries=0)
 
 
 ROWS = {"_type": "python", "function": "tests.engines.test_remote_faults:rows"}

@@ -138,7 +138,7 @@ def test_a_conversation_keeps_its_slot_until_all_are_taken_and_it_is_the_oldest(
     assert read(table, "a", 1, 2, 3, 4)[1] == 3
 
 
-def placed(table, conversation, *ids):
+def place_row(table, conversation, *ids):
     one = row(conversation, *ids)
     table.place(one, reuse=True)
     return one
@@ -146,16 +146,16 @@ def placed(table, conversation, *ids):
 
 def test_a_slot_that_has_moved_or_was_taken_is_not_mistaken_for_what_it_held():
     table = SlotTable(kept=2, least=1)
-    first = placed(table, "a", *LONG)
+    first = place_row(table, "a", *LONG)
     table.swap(first.slot, 1 - first.slot)
-    second = placed(table, "b", *LONG)
+    second = place_row(table, "b", *LONG)
     first.cached = 100
     assert table.copies() == [Copy(first.slot, second.slot, 99)]
     for one in (first, second):
         table.release(one.slot)
-    others = [placed(table, name, 1, 2) for name in "cd"]
+    others = [place_row(table, name, 1, 2) for name in "cd"]
     assert {one.slot for one in others} == {0, 1}
-    assert not table.waits(placed(table, "e", *LONG))
+    assert not table.waits(place_row(table, "e", *LONG))
     assert table.copies() == []
 
 
@@ -164,7 +164,7 @@ def test_what_many_begin_with_is_read_once_with_the_same_weights():
     table, count, flying = SlotTable(kept=64, least=1), 0, []
     systems = [[1000 * agent + place for place in range(500)] for agent in range(3)]
     for number in range(600):
-        one = placed(table, f"{number}", *systems[number % 3], *range(9000 + number, 9050 + number))
+        one = place_row(table, f"{number}", *systems[number % 3], *range(9000 + number, 9050 + number))
         flying.append(one)
         table.copies()
         count += len(one.ids) - one.cached
@@ -173,4 +173,4 @@ def test_what_many_begin_with_is_read_once_with_the_same_weights():
             table.release(flying.pop(0).slot)
     assert count == 3 * 500 + 600 * 50
     table.forget()
-    assert placed(table, "next", *systems[0], 1).cached == 0 and not table.copies()
+    assert place_row(table, "next", *systems[0], 1).cached == 0 and not table.copies()

@@ -16,7 +16,7 @@ from etude.engines.embedded import make_decoder
 from etude.engines.step_inputs import Prefix, shared_prefixes
 from tests.engines.test_decoder import assert_right, drawn_ids, live, run
 from tests.models.tiny_models import family, policy, true_logprobs
-from tests.support import drawn, one_quick
+from tests.support import draws, one_quick
 
 MODELS = {
     "llama": lambda: family("LlamaConfig"),
@@ -60,7 +60,7 @@ def make_rows(choose, groups, most, system):
     return rows
 
 
-def sampled(of, seed, groups, most, system, *, cost):
+def sample(of, seed, groups, most, system, *, cost):
     """As rows join one by one, and finish when they like."""
     choose = random.Random(seed)
     rows = make_rows(choose, groups, most, system)
@@ -72,7 +72,7 @@ def sampled(of, seed, groups, most, system, *, cost):
     return rows
 
 
-@settings(max_examples=drawn(4), deadline=None, derandomize=True)
+@settings(max_examples=draws(4), deadline=None, derandomize=True)
 @given(
     st.integers(0, 10**6),
     st.integers(1, 4),
@@ -83,8 +83,8 @@ def sampled(of, seed, groups, most, system, *, cost):
 )
 def test_tokens_and_logprobs_are_those_without_sharing(seed, groups, most, system, cost, name):
     of = MODELS[name]()
-    plain = sampled(of, seed, groups, most, system, cost=2**60)
-    shared = sampled(of, seed, groups, most, system, cost=cost)
+    plain = sample(of, seed, groups, most, system, cost=2**60)
+    shared = sample(of, seed, groups, most, system, cost=cost)
     differ = 0
     for one, other in zip(plain, shared, strict=True):
         same = shared_length(one.ids, other.ids) - len(one.ids) + len(one.logprobs)

@@ -75,7 +75,7 @@ async def running(options: VllmOptions, source: Path) -> AsyncIterator[VllmProce
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(
+async def server(
     request: pytest.FixtureRequest, source: Path, tmp_path_factory
 ) -> AsyncIterator[VllmProcess]:
     """A process that several tests ask: to start one takes seconds."""
@@ -109,14 +109,14 @@ def lora_folder(source: Path, folder: Path, seed: int) -> Policy:
 
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(
-    "served", ["stand-in", pytest.param("real", marks=pytest.mark.vllm)], indirect=True, scope="module"
+    "server", ["stand-in", pytest.param("real", marks=pytest.mark.vllm)], indirect=True, scope="module"
 )
-async def test_logprobs_are_those_of_the_learner_for_the_base_and_for_lora_weights(served, source, tmp_path):
+async def test_logprobs_are_those_of_the_learner_for_the_base_and_for_lora_weights(server, source, tmp_path):
     trained = lora_folder(source, tmp_path / "lora", 3)
-    await served.add_lora("lora-1", tmp_path / "lora")
+    await server.add_lora("lora-1", tmp_path / "lora")
     answers = {}
     for name, policy in ((str(source), Policy.load(source)), ("lora-1", trained)):
-        engine, told = make_engine(served, name, source), list[Delta]()
+        engine, told = make_engine(server, name, source), list[Delta]()
         sampled = await engine.sample(continuing(PROMPT, key=7, top_logprobs=2, on_delta=told.append))
         expected = measure_logprobs(policy, PROMPT, sampled.completion_ids)
         assert torch.tensor(sampled.logprobs) == pytest.approx(expected, abs=1e-4)
@@ -127,8 +127,8 @@ async def test_logprobs_are_those_of_the_learner_for_the_base_and_for_lora_weigh
         answers[name] = sampled.completion_ids
         await engine.close()
     assert len(set(answers.values())) == 2
-    await served.remove_lora("lora-1")
-    gone = make_engine(served, "lora-1", source)
+    await server.remove_lora("lora-1")
+    gone = make_engine(server, "lora-1", source)
     with pytest.raises(EngineError, match="404"):
         await gone.sample(continuing(PROMPT))
     await gone.close()
@@ -177,11 +177,11 @@ CONSTRAINTS = (
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("served", ["stand-in"], indirect=True, scope="module")
-async def test_every_parameter_of_sampling_goes_through_in_vllms_words(served, source):
-    engine = make_engine(served, str(source), source)
+@pytest.mark.parametrize("server", ["stand-in"], indirect=True, scope="module")
+async def test_every_parameter_of_sampling_goes_through_in_vllms_words(server, source):
+    engine = make_engine(server, str(source), source)
     ends = sorted({*engine.codec.stop_ids, 9})
-    async with httpx.AsyncClient(base_url=served.base_url) as client:
+    async with httpx.AsyncClient(base_url=server.base_url) as client:
         await engine.sample(continuing(PROMPT, EVERYTHING, key=3))
         asked = (await client.get("/asked")).json()
         expected = {name: getattr(EVERYTHING, name) for name in SPELLED_OUT}
@@ -209,10 +209,10 @@ SPELLED_OUT = ("temperature", "top_p", "max_tokens", "top_k", "min_p", "min_toke
 
 @pytest.mark.vllm
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("served", ["real"], indirect=True, scope="module")
+@pytest.mark.parametrize("server", ["real"], indirect=True, scope="module")
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda constraint: constraint.kind)
-async def test_the_real_vllm_samples_under_the_learners_grammars(served, source, constraint):
-    engine, policy = make_engine(served, str(source), source), Policy.load(source)
+async def test_the_real_vllm_samples_under_the_learners_grammars(server, source, constraint):
+    engine, policy = make_engine(server, str(source), source), Policy.load(source)
     sampling = Sampling(temperature=0.8, top_k=9, max_tokens=24, constraint=constraint)
     for key in range(4):
         sampled = await engine.sample(continuing(PROMPT, sampling, key=key))
@@ -240,14 +240,14 @@ async def test_an_engine_that_fails_is_told_with_its_exception_and_not_with_code
 
 
 @pytest.mark.asyncio(loop_scope="module")
-@pytest.mark.parametrize("served", ["stand-in"], indirect=True, scope="module")
+@pytest.mark.parametrize("server", ["stand-in"], indirect=True, scope="module")
 @pytest.mark.parametrize(("logprob", "token"), [(0.5, 1), ("NaN", 1), (-0.5, 300)])
-async def test_impossible_values_are_a_failed_call(served, source, logprob, token, monkeypatch):
+async def test_impossible_values_are_a_failed_call(server, source, logprob, token, monkeypatch):
     async def choices(engine, base_url, body):
         fields = {"tokens": ["token_id:1"], "token_logprobs": [logprob], "top_logprobs": [{}]}
         yield {"finish_reason": "stop", "text": "", "logprobs": fields, "token_ids": [token]}
 
-    engine = make_engine(served, str(source), source)
+    engine = make_engine(server, str(source), source)
     monkeypatch.setattr(VllmEngine, "_choices", choices)
     with pytest.raises(EngineError, match=r"content\[0\].logprob is|token id 300 is beyond"):
         await engine.sample(continuing(PROMPT))

@@ -179,7 +179,7 @@ def test_only_health_is_told_without_the_key(client: TestClient, shown: str):
 SECRET = "canary-8fJ2kd93hQ"
 
 
-async def printed(path: Path, code: str) -> tuple[bytes, int]:
+async def log_of_program(path: Path, code: str) -> tuple[bytes, int]:
     """The lines that a program with this code has left in its log, and where the log began."""
     with MaskedLog(path) as log:
         process = await asyncio.create_subprocess_exec(
@@ -200,7 +200,7 @@ os.write(1, b"key " + os.environ["SOME_API_KEY"][:5].encode())
 os.write(1, os.environ["SOME_API_KEY"][5:].encode() + b" end\\n")
 os.write(2, b"10 %\\r\\xff odd\\n" + b"no newline")
 """
-    log, begin = await printed(path, code)
+    log, begin = await log_of_program(path, code)
     assert log == b"before\nkey ********** end\n10 %\r\xff odd\nno newline"
     assert begin == 7
 

@@ -24,7 +24,7 @@ from etude.groups import (
 )
 from etude.protocols import adp, nip
 from etude.store.journal import Journal, ModelLog
-from tests.algorithms.scripted_episodes import conversation, episode, played
+from tests.algorithms.scripted_episodes import conversation, episode, play_out
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.openai_stand_in import StandIn
 from tests.protocols.games import example
@@ -87,10 +87,10 @@ def have_say(adapter, **changes):
     """Have a backend say that of every job."""
     status = adapter.status
 
-    async def changed(ref):
+    async def change_status(ref):
         return (await status(ref)).model_copy(update=changes)
 
-    adapter.status = changed
+    adapter.status = change_status
 
 
 @pytest.fixture
@@ -101,12 +101,12 @@ def make(tmp_path, journal):
 @pytest.fixture
 async def plays(tmp_path):
     """A true claim that is accepted, and a false one that is accepted too."""
-    right = await played(tmp_path, adp(), ["proof", ACCEPT])
-    wrong = await played(tmp_path, adp(), ["lie", ACCEPT], about=example(0), id="train/1/f/0", generation=1)
+    right = await play_out(tmp_path, adp(), ["proof", ACCEPT])
+    wrong = await play_out(tmp_path, adp(), ["lie", ACCEPT], about=example(0), id="train/1/f/0", generation=1)
     return right, wrong
 
 
-async def trained(made, plays):
+async def train(made, plays):
     """One supervised job, made and switched to."""
     right, _ = plays
     await made.group.wait_for_ready()
@@ -117,7 +117,7 @@ async def trained(made, plays):
 
 async def test_the_lineage_says_what_made_each_version(make, plays):
     made = make(protocol=adp())
-    version = await trained(made, plays)
+    version = await train(made, plays)
     assert (version.number, made.engine.version, made.group.model_name) == (1, 1, "weights-1")
     assert await made.group.get_fine_tune_job_status() == "succeeded"
     right, wrong = plays
@@ -135,7 +135,7 @@ async def test_the_lineage_says_what_made_each_version(make, plays):
 
 async def test_a_group_that_starts_from_scratch_starts_each_job_from_the_base(make, plays):
     made = make(protocol=adp(), fine_tune_from_scratch=True)
-    await trained(made, plays)
+    await train(made, plays)
     await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
     assert (await made.adapter.current_version()).number == 0
     last = made.group.jobs.log.state.plans[made.group.get_state().fine_tune_job_id]
@@ -144,7 +144,7 @@ async def test_a_group_that_starts_from_scratch_starts_each_job_from_the_base(ma
 
 async def test_the_state_survives_the_process(make, plays):
     made = make(protocol=adp())
-    await trained(made, plays)
+    await train(made, plays)
     again = made.again()
     assert again.group.get_state() == made.group.get_state()
     await again.group.wait_for_ready()
@@ -159,10 +159,10 @@ async def test_a_switch_that_was_killed_half_way_is_made_whole(make, plays, monk
     await made.group.wait_for_ready()
     await made.group.create_supervised_fine_tune_job({"prover": [right]})
 
-    async def killed(state):
+    async def interrupt(state):
         raise Interrupted
 
-    monkeypatch.setattr(made.group, "_keep", killed)
+    monkeypatch.setattr(made.group, "_keep", interrupt)
     with pytest.raises(Interrupted):
         await made.group.switch_to_next_model()
     again = made.again()
@@ -178,12 +178,12 @@ async def test_a_switch_that_fails_leaves_everything_as_it_was(make, plays):
     await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
     before, adopt = made.group.get_state(), made.engine.adopt
 
-    async def broken(version):
+    async def fail(version):
         await adopt(version)
         if version.number:
             raise EngineError("the weights do not fit")
 
-    made.engine.adopt = broken
+    made.engine.adopt = fail
     with pytest.raises(EngineError, match="do not fit"):
         await made.group.switch_to_next_model()
     assert (made.engine.version, made.group.model_name, made.group.lineage()) == (0, BASE, [])
@@ -242,7 +242,7 @@ async def test_without_any_job_there_is_nothing_to_switch_to(make):
 
 async def test_the_rows_of_dpo_are_the_steps_that_were_paired(tmp_path, journal):
     made, server = at_openai(tmp_path, journal)
-    tree = await played(tmp_path, adp(), ["good", "bad", "bad", ACCEPT], widths={"prover": 3})
+    tree = await play_out(tmp_path, adp(), ["good", "bad", "bad", ACCEPT], widths={"prover": 3})
     steps = {"prover": [Step(tree, 0), Step(tree, 1)]}, {"prover": [Step(tree, 1), Step(tree, 2)]}
     await made.group.create_dpo_fine_tune_job(*steps)
     # The second pair has equal answers.
@@ -313,7 +313,7 @@ async def test_a_language_model_server_makes_room_for_training_where_it_is_to(
     assert group.training_client_type == "lm_server"
     assert group.language_model_client is adapter.server
     await group.wait_for_ready(timeout=60)
-    assert server.asked("GET /version") == 1
+    assert server.count("GET /version") == 1
     await group.eval()
     assert server.engine == ["start"]
     await group.create_supervised_fine_tune_job({"prover": list(plays)}, job_name="job")
@@ -380,7 +380,7 @@ async def test_a_group_that_does_not_get_ready_says_so(make):
 )
 async def test_a_state_that_is_none_or_another_groups_changes_nothing(make, plays, state, problem):
     made = make(protocol=adp())
-    await trained(made, plays)
+    await train(made, plays)
     before = made.group.get_state()
     with pytest.raises(RequestError, match=problem):
         made.group.set_state(state)
@@ -389,7 +389,7 @@ async def test_a_state_that_is_none_or_another_groups_changes_nothing(make, play
 
 async def test_a_group_goes_on_from_a_state_in_another_journal(tmp_path, journal, plays):
     first, server = at_openai(tmp_path, journal)
-    made = await trained(first, plays)
+    made = await train(first, plays)
     with Journal(tmp_path / "other.db") as other:
         second, _ = at_openai(tmp_path, other, server=server)
         second.group.set_state(first.group.get_state_dict())
@@ -397,7 +397,7 @@ async def test_a_group_goes_on_from_a_state_in_another_journal(tmp_path, journal
         assert (second.group.model_name, second.engine.version) == (made.location, 1)
         assert await second.group.get_fine_tune_job_status() == "succeeded"
         assert await second.group.switch_to_next_model() == made
-        assert (await trained(second, plays[::-1])).number == 2
+        assert (await train(second, plays[::-1])).number == 2
         former, latter = second.group.lineage()
     assert (former.version, former.data, latter.data.parent) == (made, None, 1)
     assert server.jobs["ftjob-1"]["model"] == made.location
@@ -419,7 +419,7 @@ async def test_a_line_of_another_model_is_an_error_that_names_both(make, plays):
 
 async def test_a_backend_that_gives_a_number_twice_is_found_out(make, plays):
     made = make(protocol=adp())
-    await trained(made, plays)
+    await train(made, plays)
     state = made.group.get_state_dict()
     await made.group.create_supervised_fine_tune_job({"prover": [plays[1]]})
     await made.group.switch_to_next_model()
@@ -444,7 +444,7 @@ async def test_a_backend_that_gives_a_number_twice_is_found_out(make, plays):
 async def test_a_backend_without_a_way_back_says_so(tmp_path, journal, plays):
     adapter = FakeAdapter(tmp_path / "backend", capabilities=Capabilities(versions=True))
     made = Made(tmp_path, journal, protocol=adp(), adapter=adapter)
-    await trained(made, plays)
+    await train(made, plays)
     state = made.group.get_state_dict()
     await made.group.create_supervised_fine_tune_job({"prover": [plays[1]]})
     await made.group.switch_to_next_model()

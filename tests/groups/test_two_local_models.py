@@ -127,15 +127,15 @@ async def test_a_group_that_goes_back_trains_from_there(models, tmp_path, tokeni
     model = models[0]
     records = await record_plays(model, tmp_path, 0, 1, 2)
 
-    async def trained(group, number):
+    async def train_next(group, number):
         await group.create_supervised_fine_tune_job({"prover": [records[number]]})
         await group.wait_for_fine_tune_job()
         return await group.switch_to_next_model()
 
     group = make_group(model, "prover")
-    await trained(group, 0)
+    await train_next(group, 0)
     state = group.get_state_dict()
-    second = await trained(group, 1)
+    second = await train_next(group, 1)
     if fresh:
         model = Model("prover", tokenizer, tmp_path / "checkpoints", model.jobs.log._journal)
         await model.adapter.initialize(FinetuneConfig())
@@ -143,7 +143,7 @@ async def test_a_group_that_goes_back_trains_from_there(models, tmp_path, tokeni
     group.set_state(state)
     await group.eval()
     assert model.engine.version == 1
-    third = await trained(group, 2)
+    third = await train_next(group, 2)
     assert (third.number, group.lineage()[-1].data.parent) == (3, 1)
     assert group.lineage()[1].version == second
     job = json.loads((tmp_path / "checkpoints" / "prover" / "v3" / "job.json").read_text())

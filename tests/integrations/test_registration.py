@@ -22,7 +22,7 @@ for module in sys.argv[1:]:
 """
 
 
-def loaded(*entry_points: str) -> list[set[str]]:
+def import_parts(*entry_points: str) -> list[set[str]]:
     """Types and guests' modules in a process that imports these one after the other."""
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
     modules = [declared["etude.components"][name] for name in entry_points]
@@ -32,7 +32,7 @@ def loaded(*entry_points: str) -> list[set[str]]:
 
 
 def test_the_core_knows_no_guest_and_each_guest_registers_what_is_its_own() -> None:
-    types, guests, types_of_nat, guests_of_nat, types_of_art, _ = loaded("etude", "nat", "art")
+    types, guests, types_of_nat, guests_of_nat, types_of_art, _ = import_parts("etude", "nat", "art")
     assert {"grpo", "local", "function", "jsonl", "epochs"} <= types
     assert not types & {"openpipe_art", "nat"} and not guests
     assert "nat" in types_of_nat and not types_of_nat & {"openpipe_art"}

@@ -134,10 +134,10 @@ def forest(seed: int, count: int, *, temperatures: tuple[float, ...] = (1.0,)) -
         base = choose.choice(grown) if grown and choose.random() < 0.85 else []
         stem = base[: choose.randint(len(base) // 2, len(base))]
         grown.append(stem + [choose.randrange(7, VOCABULARY) for _ in range(choose.randint(3, 12))])
-    return [_filled(tuple(ids), choose, temperatures) for ids in grown]
+    return [_fill(tuple(ids), choose, temperatures) for ids in grown]
 
 
-def _filled(ids: tuple[int, ...], choose: random.Random, temperatures: tuple[float, ...]) -> Sample:
+def _fill(ids: tuple[int, ...], choose: random.Random, temperatures: tuple[float, ...]) -> Sample:
     weights = [0.0, *(choose.choice([0.0, 1.0, 1.0]) for _ in ids[1:])]
     weights[choose.randrange(1, len(ids))] = 1.0
     advantage = choose.uniform(-2, 2)

@@ -15,7 +15,7 @@ from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.optimiser import Optimiser
 from tests.learner.gradients import forest, to_batch
 from tests.models.tiny_models import family
-from tests.pretended import moved, pretending
+from tests.pretended import move_to_device, pretending
 
 OBJECTIVES = {
     "grpo": Grpo(beta=0.1),
@@ -25,7 +25,7 @@ OBJECTIVES = {
 }
 
 
-def evaluated(policy, name, packing):
+def evaluate(policy, name, packing):
     policy.keep_base()
     learner = Learner(policy, LearnerOptions(packing=packing, token_budget=100))
     sequences = forest(1, 20, temperatures=(1.0, 0.7))
@@ -39,9 +39,9 @@ def evaluated(policy, name, packing):
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_losses_are_those_of_the_cpu(name, packing):
     config = {"head_dim": 8, "sliding_window": 6}
-    wanted = evaluated(family("Gemma2Config", **config), name, packing)
+    wanted = evaluate(family("Gemma2Config", **config), name, packing)
     with pretending():
-        found = evaluated(moved(family("Gemma2Config", **config)), name, packing)
+        found = evaluate(move_to_device(family("Gemma2Config", **config)), name, packing)
     assert found.keys() == wanted.keys()
     for key, value in wanted.items():
         assert found[key] == pytest.approx(value, rel=1e-4, abs=1e-5), key
@@ -51,7 +51,7 @@ def test_masters_follow_with_one_wait():
     policy = family("LlamaConfig")
     policy.model.to(torch.bfloat16)
     with pretending() as waits:
-        optimiser = Optimiser(moved(policy).trainable(), betas=(0.9, 0.95), weight_decay=0.0)
+        optimiser = Optimiser(move_to_device(policy).trainable(), betas=(0.9, 0.95), weight_decay=0.0)
         masters = list(optimiser.masters.values())
         masters[0] *= 1 + 2**-12  # They still round to the same.
         finer = masters[0].clone()
@@ -65,9 +65,9 @@ def test_masters_follow_with_one_wait():
 
 
 def test_numbers_of_samples_are_taken_off_the_device_at_once():
-    def waited(count):
+    def count_waits(count):
         sequences = forest(1, count)
-        policy = moved(family("LlamaConfig"))
+        policy = move_to_device(family("LlamaConfig"))
         policy.keep_base()
         learner = Learner(policy, LearnerOptions(token_budget=10_000))
         chunk = next(iter(learner._cut([(one,) for one in sequences], [[1.0]] * count, (1.0, 1.0))))
@@ -79,4 +79,4 @@ def test_numbers_of_samples_are_taken_off_the_device_at_once():
         return seen, waits.total() - before - seen
 
     with pretending() as waits:
-        assert waited(4) == waited(20)
+        assert count_waits(4) == count_waits(20)

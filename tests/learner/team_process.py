@@ -65,7 +65,7 @@ def batch(objective: str, seed: int, units: int = UNITS):
     )
 
 
-def trained(objective: str, packing: str, weights: str, team: Team | None = None) -> tuple[Policy, dict]:
+def train_case(objective: str, packing: str, weights: str, team: Team | None = None) -> tuple[Policy, dict]:
     """Six steps over two jobs; and what validation says after them."""
     again = objective == "grpo by sequence"
     learner = make_learner(packing, weights, team, gradient_checkpointing=again)
@@ -79,7 +79,7 @@ def trained(objective: str, packing: str, weights: str, team: Team | None = None
 def equal(team: Team, folder: Path) -> None:
     """Every case; the weights and metrics of the leader, and whether the others have the same weights."""
     for case in CASES:
-        policy, metrics = trained(*case, team=team)
+        policy, metrics = train_case(*case, team=team)
         digest = int(policy.digest()[:12], 16)
         same = team.sum({"digest": float(digest)})["digest"] == team.size * digest
         if team.leads:
@@ -88,11 +88,11 @@ def equal(team: Team, folder: Path) -> None:
             save_tensors(policy.trainable() | numbers, folder / f"{'-'.join(case)}.safetensors")
 
 
-def sharded(copies: Team, folder: Path) -> None:
+def train_sharded(copies: Team, folder: Path) -> None:
     """Some cases, with a part of the weights in each process; then a checkpoint, taken up again."""
     team = ShardingTeam(copies.rank, copies.size, copies.device)
     for case in SHARDED:
-        policy, metrics = trained(*case, team=team)
+        policy, metrics = train_case(*case, team=team)
         weights = team.whole(policy.trainable())
         if team.leads:
             numbers = {f"metrics/{name}": torch.tensor(value) for name, value in metrics.items()}

@@ -46,7 +46,7 @@ SINGLE = {
 PROMPT = (8, 9, 10, 30, 11, 9)
 
 
-async def _sampled(of, samplings):
+async def _answer(of, samplings):
     engine = EmbeddedEngine(of)
     try:
         requests = [continuing(PROMPT, sampling, key) for key, sampling in enumerate(samplings)]
@@ -55,9 +55,9 @@ async def _sampled(of, samplings):
         await engine.close()
 
 
-def sampled(of, *samplings, advantage=1.0):
+def make_samples(of, *samplings, advantage=1.0):
     """A sample of an answer for each, with the logprobs of the engine."""
-    answers = asyncio.run(_sampled(of, samplings))
+    answers = asyncio.run(_answer(of, samplings))
     return [
         Sample(
             ids=PROMPT + answer.completion_ids,
@@ -70,7 +70,7 @@ def sampled(of, *samplings, advantage=1.0):
     ]
 
 
-def allowed(of, constraint, answer):
+def allowed_ids(of, constraint, answer):
     """The ids that llguidance allows after each token of an answer."""
     import llguidance.hf
     import numpy
@@ -90,7 +90,7 @@ def by_hand(of, sample):
     """The logprob of each sampled token with its gradient, from the definitions, a token at a time."""
     (turn,) = sample.turns
     wanted, answer = turn.sampling, sample.ids[turn.start :]
-    forms = list(allowed(of, wanted.constraint, answer)) if wanted.constraint else [None] * len(answer)
+    forms = list(allowed_ids(of, wanted.constraint, answer)) if wanted.constraint else [None] * len(answer)
     logits_TV = of.model(input_ids=torch.tensor([sample.ids]), use_cache=False).logits[0].float()
     for index, token in enumerate(answer):
         prefix, values = sample.ids[: turn.start + index], logits_TV[turn.start + index - 1].clone()
@@ -106,11 +106,11 @@ def by_hand(of, sample):
             values[other] = values[other] - count * wanted.frequency_penalty - wanted.presence_penalty
         if wanted.temperature:
             values = values / wanted.temperature
-            left = _truncated(values.detach(), left, wanted)
+            left = _truncate(values.detach(), left, wanted)
         yield values[token] - torch.logsumexp(values[sorted(left)], 0)
 
 
-def _truncated(values, left, wanted):
+def _truncate(values, left, wanted):
     order = sorted(left, key=(-values).tolist().__getitem__)
     shares = torch.softmax(values[order], 0).tolist()
     kept = [(o, s) for o, s in zip(order, shares, strict=True) if s >= wanted.min_p * shares[0]]
@@ -135,7 +135,7 @@ def assert_agree(of, samples):
 @pytest.mark.parametrize("name", SINGLE)
 def test_engine_and_learner_have_the_same_logprobs_for_each_parameter(name):
     changes = {name: SINGLE[name], "max_tokens": 16}
-    assert_agree(policy(), sampled(policy(), Sampling(**changes)))
+    assert_agree(policy(), make_samples(policy(), Sampling(**changes)))
 
 
 ANY = st.builds(
@@ -159,7 +159,7 @@ ANY = st.builds(
 @given(st.lists(ANY, min_size=1, max_size=3))
 @settings(max_examples=25, deadline=None)
 def test_engine_and_learner_have_the_same_logprobs_for_all_parameters_together(samplings):
-    assert_agree(policy(), sampled(policy(), *samplings))
+    assert_agree(policy(), make_samples(policy(), *samplings))
 
 
 @pytest.mark.parametrize("packing", one_quick("tree", "padded"))
@@ -168,7 +168,7 @@ def test_the_gradient_of_constrained_samples_is_that_of_a_naive_loop(packing, ch
     of = fresh_policy(2)
     wanted = Sampling(**changes, max_tokens=16)
     # The last one has the tokens of the first, sampled otherwise.
-    samples = sampled(of, wanted, wanted, Sampling(max_tokens=8))
+    samples = make_samples(of, wanted, wanted, Sampling(max_tokens=8))
     (turn,) = samples[0].turns
     samples.append(replace(samples[0], turns=(replace(turn, sampling=Sampling()),)))
     ours = get_gradient(of, to_batch(samples), Grpo(correction="none"), packing=packing)
@@ -183,7 +183,7 @@ def test_the_gradient_of_constrained_samples_is_that_of_a_naive_loop(packing, ch
 
 def test_a_token_that_truncation_would_leave_out_by_now_still_has_a_gradient():
     of = fresh_policy(3)
-    samples = sampled(of, Sampling(top_k=1, max_tokens=6))
+    samples = make_samples(of, Sampling(top_k=1, max_tokens=6))
     samples[0] = replace(samples[0], ids=(*PROMPT, *(token ^ 1 for token in samples[0].ids[len(PROMPT) :])))
     _, gradient = get_gradient(of, to_batch(samples), Grpo())
     assert all(bool(value.isfinite().all()) for value in gradient.values())
@@ -191,14 +191,14 @@ def test_a_token_that_truncation_would_leave_out_by_now_still_has_a_gradient():
 
 def test_an_answer_of_another_form_is_trained_on_without_it(caplog):
     of = policy()
-    plain = sampled(of, Sampling(max_tokens=6))
+    plain = make_samples(of, Sampling(max_tokens=6))
     turn = replace(plain[0].turns[0], sampling=Sampling(constraint=AS_JSON))
     assert sample_logprobs(of, [replace(plain[0], turns=(turn,))]) == sample_logprobs(of, plain)
     assert "(json_schema)" in caplog.text
 
 
 def test_a_constraint_that_cannot_be_kept_is_an_error():
-    plain = sampled(policy(), Sampling(max_tokens=6))
+    plain = make_samples(policy(), Sampling(max_tokens=6))
     turn = replace(plain[0].turns[0], sampling=Sampling(constraint=Constraint("regex", "[a")))
     with pytest.raises(TrainingError, match="its regex: "):
         sample_logprobs(policy(), [replace(plain[0], turns=(turn,))])

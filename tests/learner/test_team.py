@@ -12,7 +12,7 @@ from etude.algorithms.grpo import Grpo
 from etude.models.weights import load_tensors
 from etude.processes.team import MemberProgram, Places, TeamRun, local_places
 from tests.learner.gradients import train
-from tests.learner.team_process import CASES, SHARDED, STEP, batch, make_learner, trained, trained_on_few
+from tests.learner.team_process import CASES, SHARDED, STEP, batch, make_learner, train_case, trained_on_few
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +24,7 @@ HALF_TOLERANCE = 0.15
 """In bfloat16 activations have eight bits, and come out otherwise in other company."""
 
 
-def launched(
+def launch(
     job: str, folder: Path, places: Places = local_places, size: int = 2, **environment: str
 ) -> tuple[str | None, str]:
     """Why a team ended early, and its log. Had it waited for ever, the time would be up."""
@@ -46,7 +46,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train(before, batch("grpo", 1), Grpo(), batch_size=STEP)
     (folder / "before").mkdir()
     before.snapshot().save(folder / "before")
-    cause, log = launched("equal,few,resume,sharded,half", folder)
+    cause, log = launch("equal,few,resume,train_sharded,half", folder)
     assert cause is None, log
     return folder
 
@@ -71,7 +71,7 @@ def test_with_shards_of_the_weights_too(two, case):
 
 
 def assert_learned(found, case):
-    policy, metrics = trained(*case)
+    policy, metrics = train_case(*case)
     rough = "half" in case[-1]
     tolerance = HALF_TOLERANCE if rough else TOLERANCE
     assert_near(found, policy.copy_tensors(), policy.base_tensors(), tolerance)
@@ -127,12 +127,12 @@ def test_what_is_finer_than_bfloat16_is_in_the_checkpoint(two, name):
 
 
 def test_a_killed_process_ends_the_others(tmp_path):
-    cause, log = launched("dies", tmp_path)
+    cause, log = launch("dies", tmp_path)
     assert "lost: another process " in log
     assert cause == "process 1 was killed by SIGKILL"
 
 
 def test_a_process_that_hangs_is_waited_for_so_long_and_no_longer(tmp_path):
-    cause, log = launched("hangs", tmp_path, TEAM_TIMEOUT="5")
+    cause, log = launch("hangs", tmp_path, TEAM_TIMEOUT="5")
     assert str(cause).startswith("process 0 ") and str(cause).endswith(" code 1")
     assert "lost: another process " in log

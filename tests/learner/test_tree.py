@@ -18,7 +18,7 @@ from etude.learner.tree import token_tree
 from tests.learner.gradients import assert_same, forest, get_gradient, to_batch, train
 from tests.learner.team_process import OBJECTIVES, batch
 from tests.models.tiny_models import family, fresh_policy, policy
-from tests.support import drawn, one_quick
+from tests.support import draws, one_quick
 
 # Few tokens, so that sequences begin alike.
 SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=8)
@@ -92,12 +92,12 @@ def test_a_model_whose_logits_come_out_otherwise_does_not_take_trees():
     of = fresh_policy()
     head = of.model.forward
 
-    def squared(*args, **kwargs):
+    def square(*args, **kwargs):
         found = head(*args, **kwargs)
         found.logits = found.logits.square()
         return found
 
-    of.model.forward = squared
+    of.model.forward = square
     assert "are off by" in tree_refusal(of.model)
 
 
@@ -149,7 +149,7 @@ class Pretended(Team):
 
 @pytest.mark.parametrize("packing", one_quick("tree", "padded"))
 @given(objective=st.sampled_from(sorted(OBJECTIVES)), seed=st.integers(0, 999), size=st.integers(2, 5))
-@settings(max_examples=drawn(4), deadline=None)
+@settings(max_examples=draws(4), deadline=None)
 def test_the_parts_add_up_to_the_gradient_of_one_process(packing, objective, seed, size):
     of = policy()
     of.keep_base()
@@ -174,15 +174,15 @@ def test_runs_are_within_the_budget_and_no_cut_costs_less(sequences, budget):
     found, count = cheapest_runs(row.alone, row.after, budget), len(sequences)
     assert [index for start, stop in found for index in range(start, stop)] == list(range(count))
 
-    def allowed(runs):
+    def fits(runs):
         return all(
             stop - start == 1 or cost(row.alone, row.after, start, stop) <= budget for start, stop in runs
         )
 
-    assert allowed(found)
+    assert fits(found)
     inner = [cut for size in range(count) for cut in combinations(range(1, count), size)]
     every = [[*pairwise([0, *cut, count])] for cut in inner]
     rated = [
-        (sum(cost(row.alone, row.after, *run) for run in runs), len(runs)) for runs in filter(allowed, every)
+        (sum(cost(row.alone, row.after, *run) for run in runs), len(runs)) for runs in filter(fits, every)
     ]
     assert (sum(cost(row.alone, row.after, *run) for run in found), len(found)) == min(rated)

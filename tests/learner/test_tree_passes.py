@@ -60,7 +60,7 @@ def both(of, batch, objective, **options):
     )
 
 
-def moved(of):
+def move_weights(of):
     """A policy whose weights are no longer its base's."""
     of.keep_base()
     with torch.no_grad():
@@ -77,7 +77,7 @@ QUICK = {"gspo", "cispo", "grpo with kl", "dpo against the base", "sft"}
 )
 def test_every_objective_has_the_gradient_of_padding(name):
     objective = OBJECTIVES[name]
-    of = moved(fresh_policy())
+    of = move_weights(fresh_policy())
     batch = to_batch(units_for(objective, forest(1, 12, temperatures=(1.0, 0.7))))
     assert_same(*both(of, batch, objective))
 
@@ -139,7 +139,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("packing", one_quick("tree", "padded"))
 @pytest.mark.parametrize("name", one_quick("dpo against the base", "grpo", "grpo with kl", "sft"))
 def test_logits_are_never_there_for_all_positions(monkeypatch, name, packing):
-    objective, of = OBJECTIVES[name], moved(fresh_policy())
+    objective, of = OBJECTIVES[name], move_weights(fresh_policy())
     batch = to_batch(units_for(objective, forest(5, 60)))
     vocabulary = of.model.config.vocab_size
     most = max(value.numel() for value in of.trainable().values())

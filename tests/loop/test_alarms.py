@@ -62,7 +62,7 @@ def rewards(*triples: tuple[float, float, float] | None) -> list[Entry]:
     ]
 
 
-def earned(*rewards: list[float]) -> list[Entry]:
+def reward_epochs(*rewards: list[float]) -> list[Entry]:
     """Epochs in which these rewards were earned."""
     metrics = [reward_metrics(each) for each in rewards]
     return [epoch(number, each.pop("avg_reward"), **each) for number, each in enumerate(metrics)]
@@ -84,12 +84,12 @@ TABLE: list[tuple[Alarm, list[Entry], str]] = [
     (EntropyCollapse(), epochs("sampled_entropy", [2.0, 0.09, None, 0.09, 1.0]), "...R."),
     (EntropyCollapse(), epochs("sampled_entropy", [0.0, 0.0, 0.0]), "..."),
     # The mean rises by answers that earn a part; or because more have the best, or a better best.
-    (PartialReward(), earned([0.0] * 48 + [0.2] * 16, [0.2] * 45 + [0.0] * 19, [0.2] * 64), ".Rh"),
-    (PartialReward(), earned([0.0] * 16, [0.2] * 16, [0.2] * 16), "..."),
-    (PartialReward(), earned([0.0] * 48 + [1.0] * 16, [0.0] * 16 + [1.0] * 48), ".."),
-    (PartialReward(), earned([0.0, 5.0, 7.0] * 8, [5.0, 7.0, 7.0] * 8), ".."),
-    (PartialReward(), earned([0.0, 0.0, 7.0] * 8, [5.0, 5.0, 7.0] * 8), ".R"),
-    (PartialReward(), earned([0.2] * 4 + [0.0] * 4, [0.2] * 5 + [0.0] * 3), ".."),
+    (PartialReward(), reward_epochs([0.0] * 48 + [0.2] * 16, [0.2] * 45 + [0.0] * 19, [0.2] * 64), ".Rh"),
+    (PartialReward(), reward_epochs([0.0] * 16, [0.2] * 16, [0.2] * 16), "..."),
+    (PartialReward(), reward_epochs([0.0] * 48 + [1.0] * 16, [0.0] * 16 + [1.0] * 48), ".."),
+    (PartialReward(), reward_epochs([0.0, 5.0, 7.0] * 8, [5.0, 7.0, 7.0] * 8), ".."),
+    (PartialReward(), reward_epochs([0.0, 0.0, 7.0] * 8, [5.0, 5.0, 7.0] * 8), ".R"),
+    (PartialReward(), reward_epochs([0.2] * 4 + [0.0] * 4, [0.2] * 5 + [0.0] * 3), ".."),
     (EqualGroups(), epochs("reward_groups", [{"compared": 4, "flat": n} for n in (3, 4, 4)]), ".Rh"),
     (EqualGroups(at_least=0.75), epochs("reward_groups", [{"compared": 4, "flat": n} for n in (2, 3)]), ".R"),
     (EqualGroups(), epochs("reward_groups", [{"compared": 0, "flat": 0}]), "."),
@@ -135,7 +135,7 @@ def test_a_model_that_has_learnt_its_task_may_say_the_same_each_time(alarm):
     ],
 )
 def test_what_to_do_about_flat_groups_depends_on_how_many_answers_are_right(rewards, symptom):
-    (entry,) = earned(rewards)
+    (entry,) = reward_epochs(rewards)
     flat = entry.model_copy(update={"metrics": entry.metrics | {"reward_groups": {"compared": 8, "flat": 7}}})
     ((event,),) = rung(EqualGroups(), [flat])
     assert event.text.endswith(f"; {REMEDIES[symptom]}")

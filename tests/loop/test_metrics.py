@@ -52,7 +52,7 @@ def test_the_reward_of_a_selection_is_by_group():
     assert (metrics["filtered_groups"], metrics["filtered_trajectories"]) == (2, 2)
 
 
-def evaluated(*scores):
+def evaluation(*scores):
     items = [EvalOutputItem(id=str(place), score=score) for place, score in enumerate(scores)]
     return EvaluationRunOutput(
         eval_input=EvalInput(), evaluation_results=[("correct", EvalOutput(eval_output_items=items))]
@@ -60,10 +60,10 @@ def evaluated(*scores):
 
 
 def test_validation_excludes_what_has_no_score_and_counts_it():
-    metrics = validation_metrics(evaluated(1.0, None, 0.0, float("nan")), "correct")
+    metrics = validation_metrics(evaluation(1.0, None, 0.0, float("nan")), "correct")
     assert (metrics["avg_reward"], metrics["min_reward"], metrics["max_reward"]) == (0.5, 0.0, 1.0)
     assert (metrics["num_examples"], metrics["num_unscored"], metrics["num_scored"]) == (2, 2, 2)
-    assert validation_metrics(evaluated(None), "correct")["avg_reward"] is None
+    assert validation_metrics(evaluation(None), "correct")["avg_reward"] is None
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_every_evaluator_is_in_the_metrics_of_epochs_and_validations():
     assert 0 <= correct["low"] < 0.5 < correct["high"] <= 1
     assert metrics["evaluators"]["brief"] == {"mean": None, "low": None, "high": None, "n": 0}
     assert "scores" not in metrics
-    assert validation_metrics(evaluated(1.0, None, 0.0), "correct")["evaluators"]["correct"]["n"] == 2
+    assert validation_metrics(evaluation(1.0, None, 0.0), "correct")["evaluators"]["correct"]["n"] == 2
 
 
 def test_an_interval_that_is_not_known_is_none():

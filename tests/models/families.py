@@ -324,7 +324,7 @@ class Play:
     on_purpose: dict[str, None] = field(default_factory=dict)
 
 
-def played(template: ChatTemplate, shape: Shape) -> Play:
+def play_shape(template: ChatTemplate, shape: Shape) -> Play:
     """Plays the conversation. Raises EngineError where the template refuses it."""
     earlier: list[Call] = []
     play = Play()
@@ -361,7 +361,7 @@ def row(name: str) -> list[str]:
     on_purpose = False
     for shape in SHAPES:
         try:
-            play = played(of, shape)
+            play = play_shape(of, shape)
         except EngineError:
             continue  # The template refuses such conversations.
         reasons |= play.drift

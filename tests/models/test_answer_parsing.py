@@ -21,7 +21,7 @@ from etude.models.answer_parsing import (
 )
 from etude.models.template import ChatTemplate
 from tests.models.tiny_models import CALCULATOR, tokenizer
-from tests.support import drawn
+from tests.support import draws
 
 TAGGED = '<tool_call>{"name": "calculator", "arguments": {"a": 1}}</tool_call>'
 
@@ -39,7 +39,7 @@ def call(name, arguments, number=0):
 
 @pytest.mark.parametrize("syntax", SYNTAXES)
 @given(text=st.text(alphabet="ab :=/]}>|.\n", max_size=12))
-@settings(max_examples=drawn(15))
+@settings(max_examples=draws(15))
 def test_text_without_a_mark_is_what_the_parser_makes_of_it(syntax, text):
     words, ids = tokenizer(), tokenizer()(text, add_special_tokens=False)["input_ids"]
     decode = partial(decode_ids, words)

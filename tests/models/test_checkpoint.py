@@ -35,7 +35,7 @@ GPTQ = {"quantization_config": {"quant_method": "gptq", "bits": 4}}
 Weights = dict[str, torch.Tensor]
 
 
-def changed(
+def change(
     model_folder: Path,
     config: dict[str, Any] | None = None,
     weights: Callable[[Weights], object] | None = None,
@@ -51,7 +51,7 @@ def changed(
     return model_folder
 
 
-def built(config: Any, model_folder: Path) -> Path:
+def build_model(config: Any, model_folder: Path) -> Path:
     """A model of a config as other programs write it."""
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(config).save_pretrained(model_folder)
@@ -91,23 +91,23 @@ def assert_taken(model_folder: Path) -> Policy:
     ],
 )
 def test_files_that_do_not_hold_what_the_config_says_are_refused(model_folder, config, weights, told):
-    assert_refused(changed(model_folder, config, weights), f"model '{model_folder}': ", *told)
+    assert_refused(change(model_folder, config, weights), f"model '{model_folder}': ", *told)
 
 
 def test_weights_that_are_no_numbers_are_refused_when_they_are_loaded(model_folder):
-    changed(model_folder, None, lambda held: held[UP].fill_(math.nan))
+    change(model_folder, None, lambda held: held[UP].fill_(math.nan))
     with pytest.raises(RequestError, match=r"contain NaN"):
         Policy.load(model_folder)
 
 
 def test_an_expert_that_is_missing_is_refused(tmp_path):
-    model_folder = built(MixtralConfig(**tiny_sizes() | EXPERTS), tmp_path / "model")
+    model_folder = build_model(MixtralConfig(**tiny_sizes() | EXPERTS), tmp_path / "model")
     assert_taken(model_folder)
 
     def without(held: Weights) -> None:
         del held["model.layers.0.block_sparse_moe.experts.3.w2.weight"]
 
-    assert_refused(changed(model_folder, weights=without), "model.layers.0.mlp.experts.down_proj")
+    assert_refused(change(model_folder, weights=without), "model.layers.0.mlp.experts.down_proj")
 
 
 def test_shards_that_are_missing_are_refused(model_folder, tmp_path):
@@ -133,7 +133,7 @@ def test_weights_of_pickled_files_are_held_to_the_config_as_well(model_folder):
 
 def test_a_shared_weight_may_be_there_once_or_twice(model_folder):
     once = assert_taken(model_folder)
-    changed(model_folder, weights=lambda held: held.update({HEAD: held[EMBEDDING].clone()}))
+    change(model_folder, weights=lambda held: held.update({HEAD: held[EMBEDDING].clone()}))
     twice = assert_taken(model_folder)
     assert twice.digest() == once.digest()
     assert twice.model.lm_head.weight is twice.model.model.embed_tokens.weight
@@ -141,7 +141,7 @@ def test_a_shared_weight_may_be_there_once_or_twice(model_folder):
         sum(value.numel() for value in outline(str(model_folder)).model.parameters()) for _ in range(2)
     ]
     assert numbers == [sum(value.numel() for value in once.model.parameters())] * 2
-    changed(model_folder, weights=lambda held: held[HEAD].zero_())
+    change(model_folder, weights=lambda held: held[HEAD].zero_())
     with pytest.raises(RequestError, match=f"own values, .* `tie_word_embeddings: true`, for {HEAD}"):
         Policy.load(model_folder)
 
@@ -155,20 +155,20 @@ def test_weights_that_a_model_is_known_to_come_with_are_no_fault(tmp_path):
         "deepseek": (DeepseekV3Config(**sizes | LATENT), "model.layers.61.eh_proj.weight"),
     }
     for name, (config, extra) in models.items():
-        model_folder = built(config, tmp_path / name)
-        changed(model_folder, weights=lambda held, extra=extra: held.update({extra: torch.ones(4)}))
+        model_folder = build_model(config, tmp_path / name)
+        change(model_folder, weights=lambda held, extra=extra: held.update({extra: torch.ones(4)}))
         assert_taken(model_folder)
 
 
-def _resized(model_folder: Path, rows: int) -> None:
+def _resize(model_folder: Path, rows: int) -> None:
     def cut(held: Weights) -> None:
         held[EMBEDDING] = held[EMBEDDING][:rows].clone()
 
-    changed(model_folder, {"vocab_size": rows}, cut)
+    change(model_folder, {"vocab_size": rows}, cut)
 
 
 def test_a_tokenizer_of_a_larger_vocabulary_is_refused(model_folder):
-    _resized(model_folder, 200)
+    _resize(model_folder, 200)
     assert_refused(model_folder, f"tokenizer of '{model_folder}'", " tokens", "model 200 (", "vocab_size")
 
 
@@ -194,7 +194,7 @@ def test_a_token_that_was_added_is_refused_where_a_prompt_has_it(model_folder):
 )
 def test_files_that_transformers_stumbles_over_are_refused(model_folder, name, content, told):
     if isinstance(content, dict):
-        changed(model_folder, content)
+        change(model_folder, content)
     else:
         (model_folder / name).write_text(content)
     if name == "pytorch_model.bin":

@@ -19,7 +19,7 @@ from etude.models.text_codec import constrained_sampling
 from tests.models.tiny_models import CALCULATOR, chatml_policy, policy, user
 
 
-def kept(logits, sampling):
+def kept_ids(logits, sampling):
     """The ids of the tokens that can be drawn."""
     (row,) = adjust_logits(torch.tensor([logits]), [Adjustment(sampling)])
     return row.isfinite().nonzero().flatten().tolist()
@@ -54,19 +54,19 @@ def by_hand(logits, sampling):
 def test_truncation_among_few_and_many_likely_tokens(changes, spread):
     torch.manual_seed(0)
     logits = (torch.randn(5000) * spread).tolist()
-    mine, theirs = kept(logits, Sampling(**changes)), by_hand(logits, Sampling(**changes))
+    mine, theirs = kept_ids(logits, Sampling(**changes)), by_hand(logits, Sampling(**changes))
     # The last token of thousands may be on either side of a sum in float32.
     assert len(set(mine) ^ set(theirs)) <= (1 if len(theirs) > 1000 else 0)
 
 
-def constrained(model, count: int, **changes):
+def shapers(model, count: int, **changes):
     sampling = Sampling(constraint=Constraint("json_object"), **changes)
     return [model.codec.grammars.shaper(sampling, (8, 9)) for _ in range(count)]
 
 
 def test_rows_that_cannot_go_on_say_why():
     model = policy()
-    wrong = constrained(model, 2)
+    wrong = shapers(model, 2)
     opening = model.tokenizer.convert_tokens_to_ids("a")
     grammar.advance([(each, opening) for each in wrong], model.codec.vocabulary)
     assert wrong[0].shape().allowed is None and "its form" in wrong[0].fault
@@ -108,7 +108,7 @@ def make_constraint(name, grammars):
     return constrained_sampling(asked, chatml_policy().template).constraint
 
 
-def allowed(matcher, vocabulary):
+def allowed_ids(matcher, vocabulary):
     """The tokens that may come next."""
     bits = np.frombuffer(matcher.compute_bitmask(), np.uint8)
     return np.unpackbits(bits, bitorder="little")[:vocabulary].nonzero()[0].tolist()
@@ -128,8 +128,8 @@ def test_an_engine_that_reads_the_text_by_llguidance_makes_the_same_masks(gramma
         theirs = llguidance.LLMatcher(words, text)
         ours = grammars.shaper(Sampling(constraint=constraint), prompt).matcher
         for _ in range(150):
-            tokens = allowed(theirs, grammars.vocabulary)
-            assert tokens == allowed(ours, grammars.vocabulary)
+            tokens = allowed_ids(theirs, grammars.vocabulary)
+            assert tokens == allowed_ids(ours, grammars.vocabulary)
             if may_end := grammars.stop_ids & set(tokens):
                 ends |= may_end
             token = choose.choice([each for each in tokens if each in closing] or tokens)

@@ -15,9 +15,9 @@ from etude.core.errors import EngineError, ImpossibleCall
 from etude.engines.answer import parse_message
 from etude.models.rendering import PROBES, QUESTION, RESULT, TOOL
 from tests.models import families
-from tests.models.families import FAMILIES, VALUES, Shape, played, template, written_ids, written_kinds
+from tests.models.families import FAMILIES, VALUES, Shape, play_shape, template, written_ids, written_kinds
 from tests.models.test_template import make_template
-from tests.models.tiny_models import CHATML, answered
+from tests.models.tiny_models import CHATML, make_call
 
 pytest.importorskip("trl", reason="the families' chat templates come from TRL's package")
 
@@ -100,7 +100,7 @@ def test_prompts_extend_within_a_cycle_of_tool_calls(name):
         one = ChatRequest((QUESTION,), (TOOL,))
         prompt_ids, ids = cut(name, kind)
         message = read(name, prompt_ids, ids)
-        call = answered(one, Completion(message, prompt_ids=prompt_ids, completion_ids=ids))
+        call = make_call(one, Completion(message, prompt_ids=prompt_ids, completion_ids=ids))
         result = {**RESULT, "tool_call_id": message["tool_calls"][0]["id"]}
         # The client keeps to itself what the model thought.
         sent = {field: value for field, value in message.items() if field != "reasoning_content"}
@@ -140,14 +140,14 @@ def test_a_template_that_writes_todays_date_writes_the_same_on_all_days():
 
 
 def test_an_effort_that_a_template_has_no_word_for_can_still_be_none():
-    def asked(name, effort):
+    def prompt(name, effort):
         of = template(name)
         options = {"reasoning_effort": effort} if effort else {}
         return of.decode(of.prompt(ChatRequest((QUESTION,), template_options=options)).ids)
 
-    assert asked("qwen3", "high") == asked("qwen3", None)
-    assert asked("qwen3", "none").endswith("<think>\n\n</think>\n\n")
-    assert asked("llama3_1", "none") == asked("llama3_1", None)
+    assert prompt("qwen3", "high") == prompt("qwen3", None)
+    assert prompt("qwen3", "none").endswith("<think>\n\n</think>\n\n")
+    assert prompt("llama3_1", "none") == prompt("llama3_1", None)
 
 
 def test_an_option_that_the_template_does_not_know_is_refused_by_name():
@@ -187,7 +187,7 @@ def test_every_message_is_written_in_its_place_and_conversations_extend(name, me
         assert message["content"] in text[end:], (message, text)
         end = text.index(message["content"], end)
     # The table says of which families conversations drift, for reasons of their own.
-    assert FAMILIES[name].drifts or not played(of, Shape("drawn", messages)).drift
+    assert FAMILIES[name].drifts or not play_shape(of, Shape("drawn", messages)).drift
 
 
 @EACH

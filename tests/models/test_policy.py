@@ -16,7 +16,7 @@ from etude.models.device import choose_device, choose_dtype, limit_threads, usab
 from etude.models.policy import LoraOptions, Policy
 from etude.models.weights import digest, load_tensors, save_tensors
 from etude.store.files import WEIGHTS_FILE, require_as_written
-from tests.models.tiny_models import chatml_policy, fresh_policy, said, user
+from tests.models.tiny_models import chatml_policy, fresh_policy, says, user
 
 IDS = torch.tensor([[9, 10, 11, 12, 13]])
 
@@ -40,20 +40,20 @@ def test_an_exported_policy_is_loaded_as_it_was(tmp_path):
     assert loaded.stop_ids == of.stop_ids
     assert len(loaded.stop_ids) == 2
     assert loaded.max_context == 512
-    request = ChatRequest((user("what is 1 plus 2?"), said("3"), user("plus 4?")))
+    request = ChatRequest((user("what is 1 plus 2?"), says("3"), user("plus 4?")))
     assert loaded.template.prompt(request) == of.template.prompt(request)
 
 
 def test_models_are_loaded_in_several_threads_at_once(tmp_path):
     chatml_policy().export(tmp_path / "model")
 
-    def loaded(_):
+    def load(_):
         policy = Policy.load(tmp_path / "model", device="cpu")
         policy.use_lora(LoraOptions(r=4), seed=0)
         return policy.digest()
 
     with ThreadPoolExecutor(4) as threads:
-        assert len({*threads.map(loaded, range(8))}) == 1
+        assert len({*threads.map(load, range(8))}) == 1
 
 
 def test_lora_weights_start_as_the_identity_and_alone_are_trained():

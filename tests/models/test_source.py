@@ -35,10 +35,10 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    def asked() -> Any:
+    def refuse() -> Any:
         raise AssertionError("the hub was asked")
 
-    monkeypatch.setattr("huggingface_hub.get_session", asked)
+    monkeypatch.setattr("huggingface_hub.get_session", refuse)
 
 
 @pytest.fixture
@@ -81,10 +81,10 @@ def test_a_folder_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("here", "hub_away")
 def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    def tried(*args: Any, **kwargs: Any) -> Any:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("transformers would try again and again")
 
-    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", tried)
+    monkeypatch.setattr("transformers.AutoTokenizer.from_pretrained", refuse)
     for load in (Policy.load, TextCodec.load):
         with pytest.raises(RequestError) as raised:
             load("some-owner/something-else")

@@ -13,8 +13,8 @@ from etude.core.call import ChatRequest, Completion
 from etude.core.errors import EngineError, RequestError
 from etude.engines.answer import parse_message
 from etude.models.template import ChatTemplate
-from tests.models.tiny_models import CALCULATOR, CHATML, FORGETFUL, SEALED, answered, said, tokenizer, user
-from tests.support import drawn
+from tests.models.tiny_models import CALCULATOR, CHATML, FORGETFUL, SEALED, make_call, says, tokenizer, user
+from tests.support import draws
 
 TINY, QWEN = None, CHATML
 STYLES = pytest.mark.parametrize("style", [TINY, QWEN, SEALED], ids=["tiny", "chatml", "sealed"])
@@ -45,7 +45,7 @@ def turn(template, style, messages, reply, *, earlier=(), tools=(), cut=False):
     prompt = template.prompt(request)
     ids = clumsy(style, reply) + (() if cut else (end_token(style),))
     message = parse_message(template, request, reply, prompt.ids)
-    return prompt, answered(request, Completion(message, prompt_ids=prompt.ids, completion_ids=ids))
+    return prompt, make_call(request, Completion(message, prompt_ids=prompt.ids, completion_ids=ids))
 
 
 @STYLES
@@ -89,11 +89,11 @@ def _with_objects(message):
 def test_a_reply_that_was_cut_is_closed_by_the_templates_own_end_of_turn(style):
     template = make_template(style)
     _, one = turn(template, style, [user("a")], "it is", cut=True)
-    following, _ = turn(template, style, [user("a"), said("it is"), user("b")], "c", earlier=[one])
+    following, _ = turn(template, style, [user("a"), says("it is"), user("b")], "c", earlier=[one])
     sequence = one.completion.prompt_ids + one.completion.completion_ids
     assert following.ids[: len(sequence) + 1] == (*sequence, end_token(style))
     whole = tokenizer(style).apply_chat_template(
-        [user("a"), said("it is"), user("b")], add_generation_prompt=True, tokenize=False
+        [user("a"), says("it is"), user("b")], add_generation_prompt=True, tokenize=False
     )
     assert tokenizer(style).decode(following.ids) == whole
 
@@ -103,21 +103,21 @@ def test_a_reply_in_the_usual_tokens_makes_the_prompt_that_the_template_renders(
     template = make_template(style)
     request = ChatRequest((user("a"),))
     completion = Completion(
-        said("it is 3."),
+        says("it is 3."),
         prompt_ids=template.prompt(request).ids,
         completion_ids=(*encode(style, "it is 3."), end_token(style)),
     )
-    messages = (user("a"), said("it is 3."), user("b"))
-    extended = template.prompt(ChatRequest(messages, earlier=(answered(request, completion),)))
+    messages = (user("a"), says("it is 3."), user("b"))
+    extended = template.prompt(ChatRequest(messages, earlier=(make_call(request, completion),)))
     assert extended.ids == template.prompt(ChatRequest(messages)).ids
 
 
 def test_the_longest_conversation_is_extended_and_not_the_latest_call():
     template = make_template(TINY)
     _, one = turn(template, TINY, [user("a")], "b")
-    _, two = turn(template, TINY, [user("a"), said("b"), user("c")], "d", earlier=[one])
+    _, two = turn(template, TINY, [user("a"), says("b"), user("c")], "d", earlier=[one])
     _, again = turn(template, TINY, [user("a")], "b", earlier=[one, two])
-    history = [user("a"), said("b"), user("c"), said("d"), user("e")]
+    history = [user("a"), says("b"), user("c"), says("d"), user("e")]
     prompt, _ = turn(template, TINY, history, "f", earlier=[one, two, again])
     sequence = two.completion.prompt_ids + two.completion.completion_ids
     assert prompt.ids[: len(sequence)] == sequence
@@ -138,8 +138,8 @@ def test_a_template_that_drops_earlier_thoughts_makes_a_new_prompt_on_purpose():
     template = make_template(FORGETFUL)
     thought = "<think>hm</think>it is 3."
     _, one = turn(template, FORGETFUL, [user("a")], thought)
-    assert one.completion.message == said("it is 3.") | {"reasoning_content": "hm"}
-    prompt, _ = turn(template, FORGETFUL, [user("a"), said("it is 3."), user("b")], "c", earlier=[one])
+    assert one.completion.message == says("it is 3.") | {"reasoning_content": "hm"}
+    prompt, _ = turn(template, FORGETFUL, [user("a"), says("it is 3."), user("b")], "c", earlier=[one])
     assert not prompt.drifted
     assert re.fullmatch("role assistant: .* thinking .*", prompt.fault or "")
     assert "hm" not in tokenizer(FORGETFUL).decode(prompt.ids)
@@ -150,7 +150,7 @@ def test_a_template_that_drops_earlier_thoughts_makes_a_new_prompt_on_purpose():
 def test_other_tools_than_before_are_shown_to_the_model_and_count_as_drift():
     template = make_template(CHATML)
     _, one = turn(template, CHATML, [user("a")], "b", tools=[CALCULATOR])
-    prompt, _ = turn(template, CHATML, [user("a"), said("b"), user("c")], "d", earlier=[one])
+    prompt, _ = turn(template, CHATML, [user("a"), says("b"), user("c")], "d", earlier=[one])
     assert prompt.drifted
     assert (prompt.fault or "").startswith("tools: ")
     assert "calculator" not in tokenizer(CHATML).decode(prompt.ids)
@@ -162,7 +162,7 @@ exchanges = st.lists(st.tuples(texts, texts), min_size=1, max_size=4)
 
 @STYLES
 @given(exchanges=exchanges, system=st.none() | texts)
-@settings(max_examples=drawn(10), deadline=None)
+@settings(max_examples=draws(10), deadline=None)
 def test_a_transcript_is_what_prompts_and_completions_make_turn_by_turn(style, exchanges, system):
     template = make_template(style)
     messages = [] if system is None else [{"role": "system", "content": system}]
@@ -173,10 +173,10 @@ def test_a_transcript_is_what_prompts_and_completions_make_turn_by_turn(style, e
         prompt = template.prompt(request)
         assert not prompt.drifted
         completion = Completion(
-            said(reply), prompt_ids=prompt.ids, completion_ids=(*encode(style, reply), end_token(style))
+            says(reply), prompt_ids=prompt.ids, completion_ids=(*encode(style, reply), end_token(style))
         )
-        calls.append(answered(request, completion, len(calls)))
-        messages.append(said(reply))
+        calls.append(make_call(request, completion, len(calls)))
+        messages.append(says(reply))
     ids, sampled = template.transcript(messages)
     assert ids == calls[-1].completion.prompt_ids + calls[-1].completion.completion_ids
     spoken = [token for call in calls for token in call.completion.completion_ids]
@@ -184,9 +184,9 @@ def test_a_transcript_is_what_prompts_and_completions_make_turn_by_turn(style, e
 
 
 def test_a_transcript_that_the_template_would_rewrite_is_refused():
-    thought = said("<think>hm</think>it is 3.")
+    thought = says("<think>hm</think>it is 3.")
     with pytest.raises(RequestError, match="conversation at message 4"):
-        make_template(FORGETFUL).transcript([user("a"), thought, user("b"), said("c")])
+        make_template(FORGETFUL).transcript([user("a"), thought, user("b"), says("c")])
 
 
 def test_content_in_parts_is_shown_as_its_text():

@@ -128,7 +128,7 @@ def true_logprobs(of: Policy, prompt: Any, sampled: Any, temperature: float = 1.
     return logprobs.gather(1, torch.tensor(sampled)[:, None]).squeeze(1).tolist()
 
 
-def answered(request: ChatRequest, completion: Completion, index: int = 0) -> Call:
+def make_call(request: ChatRequest, completion: Completion, index: int = 0) -> Call:
     """The call that a request and its completion make."""
     return Call(index, "<workflow>", "policy", request, completion)
 
@@ -137,7 +137,7 @@ def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
 
 
-def said(text: str) -> dict[str, Any]:
+def says(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
 

@@ -53,7 +53,7 @@ def test_all_episodes_of_a_log_are_counted():
 GONE = "http://127.0.0.1:9/v1"
 
 
-async def examined(url: str, **more) -> list[tuple[str, str, str]]:
+async def examine(url: str, **more) -> list[tuple[str, str, str]]:
     policy = {"_type": "openai", "model_name": "tiny", "base_url": url, "api_key": "canary-services-1"}
     config = parse_config({"llms": {"policy": policy}, **more})
     findings = Findings()
@@ -63,13 +63,13 @@ async def examined(url: str, **more) -> list[tuple[str, str, str]]:
 
 async def test_a_model_answers_one_call(tmp_path):
     with JsonServer(lambda path, headers, body: (200, chat_completion("tiny", "yes"))) as server:
-        (answered, stored) = await examined(server.url, storage=f"file://{tmp_path}")
+        (answered, stored) = await examine(server.url, storage=f"file://{tmp_path}")
     assert answered[:2] == ("model policy", "ok") and "tiny answered" in answered[2]
     assert stored[:2] == ("storage", "ok")
 
 
 async def test_a_model_that_is_not_there():
-    [(_, status, detail)] = await examined(GONE)
+    [(_, status, detail)] = await examine(GONE)
     assert status == "error" and "base_url" in detail and "canary" not in detail
 
 
@@ -78,7 +78,7 @@ async def test_a_backend_that_does_not_answer(tmp_path, monkeypatch, error):
     if error is not None:
         monkeypatch.setattr(LmServerAdapter, "is_healthy", AsyncMock(side_effect=error))
     (tmp_path / "train.jsonl").write_text('{"id": "a", "question": "a?"}\n')
-    found = await examined(
+    found = await examine(
         GONE,
         workflow="tests.processes.fragile:play",
         eval={

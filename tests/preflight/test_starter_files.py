@@ -49,7 +49,7 @@ def examples(folder: Path, name: str = "validation.jsonl") -> list[Example]:
     return [Example(row.pop("id"), row, row.pop("answer", None)) for row in rows]
 
 
-def said(request: ChatRequest, role: str = "user") -> list[str]:
+def texts(request: ChatRequest, role: str = "user") -> list[str]:
     return [str(each["content"]) for each in request.messages if each["role"] == role]
 
 
@@ -63,7 +63,7 @@ async def test_the_right_query_is_right_in_other_words_too(project):
     queries = {each.inputs["question"]: each.expected for each in examples(folder)}
 
     def right(request: ChatRequest) -> str:
-        return f"SELECT * FROM ({queries[said(request)[-1]]}) ORDER BY 1 DESC;"
+        return f"SELECT * FROM ({queries[texts(request)[-1]]}) ORDER BY 1 DESC;"
 
     assert await score(agent.write_query, agent.same_rows, folder, right) == 1
     assert await score(agent.write_query, agent.same_rows, folder, lambda _: "I do not know") == 0
@@ -112,14 +112,14 @@ async def test_who_halves_wins_and_who_counts_up_does_not(project):
     agent = import_module("agent")
 
     def halves(request: ChatRequest) -> str:
-        low, high = map(int, re.findall(r"\d+", said(request)[0])[:2])
-        for guess, hint in zip(said(request, "assistant"), said(request)[1:], strict=True):
+        low, high = map(int, re.findall(r"\d+", texts(request)[0])[:2])
+        for guess, hint in zip(texts(request, "assistant"), texts(request)[1:], strict=True):
             low, high = (int(guess) + 1, high) if "higher" in hint else (low, int(guess) - 1)
         return str((low + high) // 2)
 
-    assert await score(agent.play, agent.won, folder, halves) == 1
-    assert await score(agent.play, agent.won, folder, lambda _: "seven") == 0
-    assert await score(agent.play, agent.won, folder, lambda _: "1") < 0.1
+    assert await score(agent.play, agent.victory, folder, halves) == 1
+    assert await score(agent.play, agent.victory, folder, lambda _: "seven") == 0
+    assert await score(agent.play, agent.victory, folder, lambda _: "1") < 0.1
 
 
 @pytest.mark.slow
@@ -129,8 +129,8 @@ async def test_the_calculators_result_is_right_and_a_call_alone_is_not(project):
     sums = {each.inputs["question"]: each.expected for each in examples(folder)}
 
     def right(request: ChatRequest) -> str | Message:
-        results = said(request, "tool")
-        return results[0] if results else tool_call("calculator", {"expression": sums[said(request)[-1]]})
+        results = texts(request, "tool")
+        return results[0] if results else tool_call("calculator", {"expression": sums[texts(request)[-1]]})
 
     assert await score(agent.solve, agent.correct, folder, right) == 1
     call = json.dumps({"expression": "1 + 1"})

@@ -13,7 +13,7 @@ from etude.backends.local_adapter import LocalAdapter
 from etude.backends.trainer_adapter import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.conversion import TrajectoryCollection
-from etude.core.job import ModelVersion, TrainingJobRef, TrainingStatusEnum
+from etude.core.job import TrainingJobRef
 from etude.models.policy import WEIGHTS_FILE, Policy
 from etude.models.weights import load_tensors
 from etude.processes.pool import Cluster
@@ -47,14 +47,6 @@ async def adapter_on(
     adapter = LocalAdapter(LocalAdapterConfig(**config), policy, folder, 5, on)
     await adapter.initialize(FinetuneConfig(num_epochs=2))
     return adapter, policy
-
-
-async def done(adapter: LocalAdapter, job: TrajectoryCollection) -> ModelVersion:
-    """The version that a job makes. Fails when it does."""
-    status = await adapter.wait_until_complete(await adapter.submit(job))
-    assert status.status is TrainingStatusEnum.COMPLETED, status.message
-    assert status.version is not None
-    return status.version
 
 
 async def assert_same(model: Path, found: Path, wanted: Path, number: int = 1) -> None:

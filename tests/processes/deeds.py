@@ -162,7 +162,7 @@ DONE: dict[str, Callable[[], Any]] = {
 DEEDS = RAISED | RETURNED | OUTPUTS | HARMLESS | DONE
 
 
-def _done(example: etude.Example, who: str) -> Any:
+def _do(example: etude.Example, who: str) -> Any:
     """The deed of the example, where it is `who`'s."""
     return DEEDS[str(example.inputs["deed"])]() if example.inputs["who"] == who else "fine"
 
@@ -171,17 +171,17 @@ def _done(example: etude.Example, who: str) -> Any:
 async def play(example: etude.Example, episode: etude.Episode) -> Any:
     """Asks once, and then does it on the event loop."""
     await episode.chat([{"role": "user", "content": "hello"}])
-    return _done(example, "agent")
+    return _do(example, "agent")
 
 
 @etude.workflow
 def play_in_a_thread(example: etude.Example, episode: etude.Episode) -> Any:
     """Does it in a thread."""
-    return _done(example, "agent")
+    return _do(example, "agent")
 
 
 @etude.evaluator
 async def score(example: etude.Example, output: Any) -> Any:
     """Does it in place of scoring."""
-    value = _done(example, "evaluator")
+    value = _do(example, "evaluator")
     return 0.5 if value == "fine" else value

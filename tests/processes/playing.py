@@ -48,11 +48,11 @@ def config_with(llm: dict[str, Any] | None = None, workflow: str = "play", **gen
 def fork_runners(set: Callable[..., None] = setattr) -> None:
     """Have the runners of this process forked from one that has imported all that they need."""
 
-    def forked(module: str, said: str) -> Command:
+    def fork_command(module: str, said: str) -> Command:
         command = python_command(module, said)
         return replace(command, words=(str(programs() / "python"), *command.words[1:]))
 
-    set(link, "python_command", forked)
+    set(link, "python_command", fork_command)
 
 
 def examples(*deeds: str) -> list[Example]:
@@ -64,7 +64,7 @@ def examples(*deeds: str) -> list[Example]:
 
 
 @asynccontextmanager
-async def opened(folder: Path, config: Config, engine: Engine | None) -> AsyncIterator[Runtime]:
+async def open_run(folder: Path, config: Config, engine: Engine | None) -> AsyncIterator[Runtime]:
     """The runtime of a new run folder, or of one that is there."""
     there = (folder / "run.db").exists()
     with RunFolder.open(folder) if there else RunFolder.create(folder.parent, folder.name) as run:
@@ -76,11 +76,11 @@ async def evaluate(
     folder: Path, config: Config, engine: Engine | None, work: list[Example], **asked: Any
 ) -> EvaluationRunOutput:
     """An evaluation in a run folder."""
-    async with opened(folder, config, engine) as runtime:
+    async with open_run(folder, config, engine) as runtime:
         return await runtime.evaluation.run(work, phase="eval", **asked)
 
 
-def stored(folder: Path) -> tuple[dict[str, Any], list[EpisodeRecord]]:
+def read_run(folder: Path) -> tuple[dict[str, Any], list[EpisodeRecord]]:
     """All that the journal holds, and the episodes, without how long they took.
 
     And the steps without the lines of failures: an error of the tests' engines is raised in code of a user's.

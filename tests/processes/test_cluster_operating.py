@@ -15,7 +15,7 @@ from tests.processes.nodes import add_node, start_cluster
 from tests.processes.playing import evaluate, examples
 from tests.processes.test_places import Endpoint
 from tests.processes.test_places import endpoint as endpoint
-from tests.processes.test_status import seen
+from tests.processes.test_status import wait_for_status
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.cluster
@@ -79,7 +79,7 @@ async def test_a_run_tells_where_it_is_and_its_key_is_nowhere(
     config, run = load_config(config_file, on_ray), tmp_path / "run"
     going = asyncio.ensure_future(evaluate(run, config, None, examples("", "")))
     try:
-        await seen(run, lambda status: status.playing == 2 and status.runners[0].node)
+        await wait_for_status(run, lambda status: status.playing == 2 and status.runners[0].node)
         async with asyncio.timeout(60):
             log = run / "runners" / "1.log"
             while not log.exists() or "playing 1-" not in log.read_text():  # noqa: ASYNC110  a file

@@ -20,7 +20,7 @@ from etude.models.policy import WEIGHTS_FILE, Policy
 from etude.models.weights import load_tensors
 from tests.cli.conftest import base as base
 from tests.cli.killed import everything, killed_after, repeatable_project
-from tests.cli.projects import change, events, finished
+from tests.cli.projects import change, events, run_to_end
 from tests.learner.test_team import SOURCE, assert_near
 from tests.models.tiny_models import fresh_policy
 from tests.processes.cluster_jobs import newest_step
@@ -43,7 +43,7 @@ async def play(example, episode):
     return (await episode.chat([{"role": "user", "content": example.inputs["question"]}])).text
 
 @etude.evaluator
-def varied(example, output):
+def vary(example, output):
     return len(set(output)) / 16
 """
 
@@ -52,7 +52,7 @@ llms: {policy: {_type: local, model: model, max_tokens: 12, device: cpu}}
 workflow: agent_of_mine:play
 eval:
   general: {dataset: train.json}
-  evaluators: {varied: agent_of_mine:varied}
+  evaluators: {varied: agent_of_mine:vary}
 trajectory_builders: {mine: {_type: "agent_of_mine:Halved", num_generations: 4}}
 trainer_adapters:
   local: {_type: local, learning_rate: 0.001, batch_size: 4, passes: 30, checkpoint_steps: 5}
@@ -85,7 +85,7 @@ def etude(project: Path, *arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def ended(process: subprocess.Popen[str]) -> str:
+def wait(process: subprocess.Popen[str]) -> str:
     """Wait for a command that is to succeed; its output."""
     output, _ = process.communicate(timeout=400)
     assert process.returncode == 0, output[-5000:]
@@ -101,7 +101,7 @@ def test_a_run_whose_process_is_killed_goes_on_from_the_checkpoint_of_its_learne
     cluster: Any, project: Path
 ) -> None:
     runs, config = project.parent / "runs", str(project / "config.yml")
-    ended(etude(project, "train", config, "--name", "here"))
+    wait(etude(project, "train", config, "--name", "here"))
     on = [
         f"cluster.address={cluster.address}",
         "cluster._type=ray",
@@ -118,7 +118,7 @@ def test_a_run_whose_process_is_killed_goes_on_from_the_checkpoint_of_its_learne
     there.communicate()
     assert not (runs / "there" / "checkpoints" / "v1").exists()
     step = newest_step(runs / "there" / "learners")
-    ended(etude(project, "resume", str(runs / "there")))
+    wait(etude(project, "resume", str(runs / "there")))
     log = (runs / "there" / "learners" / "learners.log").read_text()
     begins = [int(steps) for steps in re.findall(r"begins after (\d+) steps", log)]
     assert begins[-1] >= step >= 10  # What the first learners logged may have died with the run's process.
@@ -137,14 +137,14 @@ def deterministic_project(tmp_path: Path, base: Path) -> Path:
 def whole(deterministic_project: Path, *options: str) -> tuple[int, dict[str, Any]]:
     """How many events a run has that nothing happens to, and all that it keeps."""
     command = ("train", "config.yml", "--name", "run", "-o", "storage=null", *options, "--json")
-    run = finished(*command, folder=deterministic_project)
+    run = run_to_end(*command, folder=deterministic_project)
     assert run.returncode == 0, run.stderr
     kept = everything(deterministic_project / "runs" / "run")
     shutil.rmtree(deterministic_project / "runs")
     return len(events(run.stdout)), kept
 
 
-def changed(expected: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
+def differences(expected: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
     """The steps that are not the same, as they should be and as they are."""
     keys = expected.keys() | kept.keys()
     return {key: (expected.get(key), kept.get(key)) for key in keys if expected.get(key) != kept.get(key)}
@@ -167,9 +167,9 @@ def test_a_run_that_is_killed_again_and_again_goes_on_with_and_without_the_clust
         ):
             break
         command, places = ("resume", "run"), [there, HERE] if begins == "there" else [HERE, there]
-    last = finished("resume", "run", *there, "--json", folder=deterministic_project)
+    last = run_to_end("resume", "run", *there, "--json", folder=deterministic_project)
     assert last.returncode == 0, last.stderr
-    assert changed(expected, everything(deterministic_project / "runs" / "run")) == {}
+    assert differences(expected, everything(deterministic_project / "runs" / "run")) == {}
 
 
 def test_two_nodes_train_a_job_of_a_server_and_survive_kill_9(

@@ -24,14 +24,14 @@ GOOD = 3
 IN_RUNNERS = {"isolation": "process", "runners": 2, "runner_memory": 1.5}
 
 
-def untold(folder: Path, deeds: Iterable[str], workflow: str = "play", **general: Any) -> list[str]:
+def find_untold(folder: Path, deeds: Iterable[str], workflow: str = "play", **general: Any) -> list[str]:
     """The deeds, done by an agent and by an evaluator, that nothing is said of."""
     done = [(who, deed) for deed in deeds for who in WHO]
     rows = [{"id": f"good{number}", "deed": "", "who": "nobody"} for number in range(GOOD)]
     rows += [{"id": f"{who}: {deed}", "deed": deed, "who": who} for who, deed in done]
     (folder / "examples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = {
-        "llms": {"policy": {"_type": "tests.cli.parts:scripted"}},
+        "llms": {"policy": {"_type": "tests.cli.parts:open_scripted"}},
         "workflow": f"tests.processes.deeds:{workflow}",
         "eval": {
             "general": {"dataset": "examples.jsonl", "timeout": 3, "max_concurrency": 2, **general},
@@ -63,7 +63,7 @@ def harmless(deeds: Iterable[str]) -> set[str]:
 def test_what_is_raised_or_returned_is_told(tmp_path: Path, workflow: str, general: dict[str, Any]):
     deeds = RAISED | RETURNED | OUTPUTS
     good = {f"good{number}" for number in range(GOOD)}
-    assert set(untold(tmp_path, deeds, workflow, **general)) - good <= harmless(deeds)
+    assert set(find_untold(tmp_path, deeds, workflow, **general)) - good <= harmless(deeds)
 
 
 @pytest.mark.slow
@@ -72,4 +72,4 @@ def test_what_is_raised_or_returned_is_told(tmp_path: Path, workflow: str, gener
 def test_what_harms_the_process_harms_no_other_episode(tmp_path: Path, deed: str, workflow: str):
     assert deed in DEEDS
     good = {f"good{number}" for number in range(GOOD)}
-    assert set(untold(tmp_path, [deed], workflow, **IN_RUNNERS)) - good <= harmless([deed])
+    assert set(find_untold(tmp_path, [deed], workflow, **IN_RUNNERS)) - good <= harmless([deed])

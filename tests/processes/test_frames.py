@@ -36,7 +36,7 @@ KEYS = {5: KEY}.__getitem__
 
 
 @asynccontextmanager
-async def connected() -> AsyncIterator[tuple[Stream, Stream]]:
+async def connect() -> AsyncIterator[tuple[Stream, Stream]]:
     """Both ends of a connection."""
     there: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
     server = await asyncio.start_server(
@@ -49,14 +49,14 @@ async def connected() -> AsyncIterator[tuple[Stream, Stream]]:
 
 
 async def test_both_ends_prove_that_they_know_the_key():
-    async with connected() as (head, runner):
+    async with connect() as (head, runner):
         here, there = (shake_hands(head, None, KEYS), shake_hands(runner, 5, KEYS))
         assert await asyncio.gather(here, there) == [5, 5]
 
 
 @pytest.mark.parametrize("keys", [{5: b"another"}, {}, {6: KEY}])
 async def test_a_stranger_is_turned_away(keys: dict[int, bytes]):
-    async with connected() as (head, runner):
+    async with connect() as (head, runner):
         calling = asyncio.ensure_future(shake_hands(runner, 5, KEYS))
         accepting = asyncio.ensure_future(shake_hands(head, None, keys.__getitem__))
         done, _ = await asyncio.wait({calling, accepting}, return_when=asyncio.FIRST_COMPLETED)
@@ -82,7 +82,7 @@ async def test_errors_cross_with_their_class(raised: Exception, kind: type[Excep
     async def answer(method: str, parameters: dict[str, Any], note: Notify) -> Any:
         raise raised
 
-    async with linked(answer) as link:
+    async with link_runner(answer) as link:
         with pytest.raises(kind) as caught:
             await link.ask("anything", {})
     assert type(caught.value) is kind
@@ -91,12 +91,12 @@ async def test_errors_cross_with_their_class(raised: Exception, kind: type[Excep
 
 
 @asynccontextmanager
-async def linked(answer: Any) -> AsyncIterator[RunnerLink]:
+async def link_runner(answer: Any) -> AsyncIterator[RunnerLink]:
     """A link to an end that answers."""
 
     async def nothing(method: str, parameters: dict[str, Any], note: Notify) -> None: ...
 
-    async with connected() as (here, there):
+    async with connect() as (here, there):
         link, other = RunnerLink(here, nothing), RunnerLink(there, answer)
         serving = [asyncio.ensure_future(each.serve()) for each in (link, other)]
         yield link
@@ -111,7 +111,7 @@ async def test_a_waiting_call_is_told_that_the_other_end_is_gone():
         begun.set()
         await asyncio.sleep(600)
 
-    async with connected() as (here, there):
+    async with connect() as (here, there):
         link, other = RunnerLink(here, answer), RunnerLink(there, answer)
         serving = [asyncio.ensure_future(each.serve()) for each in (link, other)]
         asking = asyncio.ensure_future(link.ask("anything", {}))

@@ -19,11 +19,11 @@ from etude.engines.programs import LocalChild, LocalLauncher, ProcessEnd, Progra
 from etude.processes import pool
 from etude.wire.retries import note_retries
 from tests.forked import Forked
-from tests.processes.playing import config_with, evaluate, examples, fork_runners, opened, stored
+from tests.processes.playing import config_with, evaluate, examples, fork_runners, open_run, read_run
 from tests.support import EchoEngine, ScriptedEngine, is_alive
 
 
-def sampled(log: Path) -> list[str]:
+def sampled_keys(log: Path) -> list[str]:
     """The key of every request that was sampled."""
     return log.read_text().split()
 
@@ -46,8 +46,8 @@ async def test_episodes_are_the_same_as_in_this_process(tmp_path: Path, monkeypa
         config = config_with(max_concurrency=4, **general)
         output = await evaluate(tmp_path / name, config, engine, work, generations=2, widths={"prover": 3})
         assert len(output.eval_input.eval_input_items) == 8
-    here = stored(tmp_path / "here")
-    there = stored(tmp_path / "there")
+    here = read_run(tmp_path / "here")
+    there = read_run(tmp_path / "there")
     assert there[0] == here[0]
     assert [record.calls for record in there[1]] == [record.calls for record in here[1]]
     assert "{'prover': 3}" in {event.text for record in there[1] for event in record.events}
@@ -64,7 +64,7 @@ async def test_a_process_that_dies_takes_only_its_own_episode_with_it(
     engine = EchoEngine(log=tmp_path / "sampled")
     config = config_with(isolation="process", runners=1, max_concurrency=3)
     output = await evaluate(tmp_path / "run", config, engine, examples("", "exit", ""))
-    _, records = stored(tmp_path / "run")
+    _, records = read_run(tmp_path / "run")
     assert [record.failure is None for record in records] == [True, False, True]
     failure = records[1].failure
     assert failure is not None
@@ -72,7 +72,7 @@ async def test_a_process_that_dies_takes_only_its_own_episode_with_it(
     log = tmp_path / "run" / "runners" / "1.log"
     assert "exit code 3" in failure.reason and failure.reason.endswith(f" {log}")
     assert [len(record.calls) for record in records] == [2, 2, 2]
-    assert len(sampled(tmp_path / "sampled")) == len(set(sampled(tmp_path / "sampled"))) == 6
+    assert len(sampled_keys(tmp_path / "sampled")) == len(set(sampled_keys(tmp_path / "sampled"))) == 6
     assert [item.is_scored for item in output.evaluator_items("length")] == [True, False, True]
 
 
@@ -91,7 +91,7 @@ async def test_runners_that_others_kill_are_replaced(tmp_path: Path, monkeypatch
     (pids / "go").touch()
     output = await run
     assert output.failures == {}
-    assert len(sampled(tmp_path / "sampled")) == len(set(sampled(tmp_path / "sampled"))) == 6
+    assert len(sampled_keys(tmp_path / "sampled")) == len(set(sampled_keys(tmp_path / "sampled"))) == 6
 
 
 def test_no_runner_outlives_a_killed_head(tmp_path: Path):
@@ -136,13 +136,13 @@ async def test_an_interrupted_evaluation_goes_on_in_runners(tmp_path: Path):
     """Calls, episodes and scores of before are read back."""
     engine = EchoEngine(log=tmp_path / "sampled")
     await evaluate(tmp_path / "run", config_with(), engine, examples("", ""))
-    async with opened(tmp_path / "run", config_with(isolation="process", runners=1), engine) as runtime:
+    async with open_run(tmp_path / "run", config_with(isolation="process", runners=1), engine) as runtime:
         journal: Any = runtime.run.journal
         await journal.forget("eval/0-/0")  # Only its calls are there.
         await journal.forget("eval/1-/0/score/length")
         output = await runtime.evaluation.run(examples("", ""), phase="eval")
     assert [item.is_scored for item in output.evaluator_items("length")] == [True, True]
-    assert len(sampled(tmp_path / "sampled")) == 4
+    assert len(sampled_keys(tmp_path / "sampled")) == 4
 
 
 class Streaming(EchoEngine):
@@ -163,7 +163,7 @@ class Streaming(EchoEngine):
 async def test_pieces_and_failed_attempts_come_through(tmp_path: Path):
     config = config_with(workflow="stream", isolation="process", runners=1)
     await evaluate(tmp_path / "run", config, Streaming(), examples("", ""))
-    _, records = stored(tmp_path / "run")
+    _, records = read_run(tmp_path / "run")
     assert [len(record.calls) for record in records] == [1, 1]
     for record in records:
         assert record.calls[0].retries == 1
@@ -183,7 +183,7 @@ def lose_all(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         process.kill()
         await process.wait()
         lost = AsyncMock(return_value=ProcessEnd("was lost with its machine", is_lost=True))
-        monkeypatch.setattr(process, "ended", lost)
+        monkeypatch.setattr(process, "wait", lost)
         return process
 
     monkeypatch.setattr(LocalLauncher, "launch", lost_at_once)

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from etude.core.job import TrainingStatusEnum
+from tests.backends.test_local_adapter import finish
 from tests.models.tiny_models import fresh_policy
 from tests.processes.cluster_jobs import (
     CONFIG,
     LONG,
     adapter_on,
     assert_same,
-    done,
     jobs,
     learners,
     newest_step,
@@ -49,7 +49,7 @@ async def test_two_nodes_make_the_versions_of_one_process(
     on = learners(cluster.address, tmp_path, 2)
     there, policy = await adapter_on(model, tmp_path / "there", on, **CONFIG | config)
     for number, job in enumerate(jobs("ab"), 1):
-        wanted, version = await done(here, job), await done(there, job)
+        wanted, version = await finish(here, job), await finish(there, job)
         assert version.number == wanted.number == number
         assert policy.digest() == version.digest
         await assert_same(model, tmp_path / "there", tmp_path / "here", number)
@@ -59,20 +59,20 @@ async def test_two_nodes_make_the_versions_of_one_process(
 
 
 @pytest.fixture(scope="module")
-def of_one_process(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def one_process(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The versions of an adapter that has trained the long job in this process."""
     folder = tmp_path_factory.mktemp("alone")
 
     async def train() -> None:
         here, _ = await adapter_on(model, folder, **LONG)
-        await done(here, jobs("a")[0])
+        await finish(here, jobs("a")[0])
 
     asyncio.run(train())
     return folder
 
 
 async def test_a_lost_node_is_waited_for(
-    cluster: Any, model: Path, tmp_path: Path, of_one_process: Path
+    cluster: Any, model: Path, tmp_path: Path, one_process: Path
 ) -> None:
     on = learners(cluster.address, tmp_path, 2)
     there, _ = await adapter_on(model, tmp_path, on, **LONG)
@@ -90,11 +90,11 @@ async def test_a_lost_node_is_waited_for(
         cluster.add_node(num_cpus=1)  # In this thread: Ray sets signal handlers.
     status = await there.wait_until_complete(ref("a"))
     assert status.status is TrainingStatusEnum.COMPLETED, status.message
-    await assert_same(model, tmp_path, of_one_process)
+    await assert_same(model, tmp_path, one_process)
 
 
 async def test_a_canceled_job_ends_its_learners_and_goes_on_from_there_when_it_is_submitted_again(
-    cluster: Any, model: Path, tmp_path: Path, of_one_process: Path
+    cluster: Any, model: Path, tmp_path: Path, one_process: Path
 ) -> None:
     on = learners(cluster.address, tmp_path, 2)
     there, policy = await adapter_on(model, tmp_path / "there", on, **LONG)
@@ -105,5 +105,5 @@ async def test_a_canceled_job_ends_its_learners_and_goes_on_from_there_when_it_i
     assert (await there.status(ref("a"))).status is TrainingStatusEnum.CANCELED
     assert policy.digest() == before and newest_step(on.folder) >= 10
     again, _ = await adapter_on(model, tmp_path / "there", on, **LONG)
-    await done(again, jobs("a")[0])
-    await assert_same(model, tmp_path / "there", of_one_process)
+    await finish(again, jobs("a")[0])
+    await assert_same(model, tmp_path / "there", one_process)

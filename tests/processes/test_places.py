@@ -15,7 +15,7 @@ from etude.core.interfaces import innermost
 from etude.core.job import ModelVersion
 from etude.processes.head import RunnerSlots
 from tests.json_server import JsonServer, chat_completion
-from tests.processes.playing import config_with, examples, opened, stored
+from tests.processes.playing import config_with, examples, open_run, read_run
 
 
 class Guests:
@@ -141,21 +141,21 @@ async def test_runners_sample_from_endpoints_themselves(tmp_path: Path, endpoint
     llm = {"_type": "openai", "model_name": "base", "api_key": "sk-secret", "logprobs": False}
     llm["base_url"] = endpoint.url
     config = config_with(llm, isolation="process", runners=1)
-    async with opened(tmp_path / "run", config, None) as runtime:
+    async with open_run(tmp_path / "run", config, None) as runtime:
         engine = innermost(runtime.engines["policy"])
         complete, sampled_here = engine.complete, []
 
-        async def noted(request: Any) -> Any:
+        async def note(request: Any) -> Any:
             sampled_here.append(request)
             return await complete(request)
 
-        engine.complete = noted  # type: ignore[method-assign]
+        engine.complete = note  # type: ignore[method-assign]
         await runtime.evaluation.run(examples(""), phase="before")
         await engine.adopt(ModelVersion(number=1, location="tuned", digest="d"))
         await runtime.evaluation.run(examples(""), phase="after")
     assert sampled_here == []
     assert endpoint.asked == [("base", "Bearer sk-secret")] * 2 + [("tuned", "Bearer sk-secret")] * 2
-    _, records = stored(tmp_path / "run")
+    _, records = read_run(tmp_path / "run")
     assert [record.output for record in records] == ["tuned", "base"]
     answers = [call.completion for record in records for call in record.calls]
     assert [answer.model_version for answer in answers if answer is not None] == [1, 1, 0, 0]

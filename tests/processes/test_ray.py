@@ -16,7 +16,7 @@ from etude.preflight.check import check_config
 from etude.processes.head import RemoteRunner
 from etude.processes.ray_nodes import RayChild, RayLauncher
 from tests.processes.nodes import start_cluster
-from tests.processes.playing import evaluate, examples, stored
+from tests.processes.playing import evaluate, examples, read_run
 from tests.support import EchoEngine
 
 pytest.importorskip("ray")
@@ -81,20 +81,20 @@ async def test_a_node_that_is_lost_costs_nothing_but_time(
 
     launch, launched = RayLauncher.launch, []
 
-    async def noted(self: RayLauncher, program: Program, log: Path) -> RayChild:
+    async def note(self: RayLauncher, program: Program, log: Path) -> RayChild:
         launched.append(log)
         return await launch(self, program, log)
 
-    monkeypatch.setattr(RayLauncher, "launch", noted)
+    monkeypatch.setattr(RayLauncher, "launch", note)
     build, built, both = RemoteRunner.build, [], asyncio.Event()
 
-    async def counted(self: RemoteRunner, parameters: dict[str, Any]) -> None:
+    async def count(self: RemoteRunner, parameters: dict[str, Any]) -> None:
         await build(self, parameters)
         built.append(self)
         if len(built) == 2:
             both.set()
 
-    monkeypatch.setattr(RemoteRunner, "build", counted)
+    monkeypatch.setattr(RemoteRunner, "build", count)
     lost: list[asyncio.Future[Any]] = []
     doomed = sorted(cluster.worker_nodes, key=id)[0]
     config = load_config(config_file, on_ray)
@@ -103,7 +103,7 @@ async def test_a_node_that_is_lost_costs_nothing_but_time(
     await lost[0]
     assert output.failures == {}
     assert len(launched) == 3
-    assert stored(tmp_path / "there")[0] == stored(tmp_path / "here")[0]
+    assert read_run(tmp_path / "there")[0] == read_run(tmp_path / "here")[0]
     sampled = (tmp_path / "sampled").read_text().split()
     assert len(sampled) == len(set(sampled)) == 48
 

@@ -48,13 +48,13 @@ async def two(
 ) -> AsyncIterator[VllmProcesses]:
     """Two processes, each on a node of its own."""
     folder = tmp_path_factory.mktemp("placed")
-    processes = VllmProcesses([placed(folder / str(number)) for number in range(2)])
+    processes = VllmProcesses([on_ray(folder / str(number)) for number in range(2)])
     await processes.start(str(source))
     yield processes
     await processes.stop()
 
 
-def placed(folder: Path, *, cpus: float = 1.0, **changes: Any) -> VllmProcess:
+def on_ray(folder: Path, *, cpus: float = 1.0, **changes: Any) -> VllmProcess:
     options: VllmOptions = replace(make_options(folder), arguments=("--echo",), **changes)
     return VllmProcess(options, RayLauncher(cpus, 0.0, seconds=options.start_seconds))
 
@@ -130,10 +130,10 @@ async def test_one_whose_node_is_killed_comes_back_elsewhere_with_its_weights(tw
 
 @pytest.mark.asyncio(loop_scope="module")
 async def test_what_cannot_be_placed_or_found_is_said(two, tmp_path):
-    crowded = placed(tmp_path / "crowded", cpus=64.0, start_seconds=1.0)
+    crowded = on_ray(tmp_path / "crowded", cpus=64.0, start_seconds=1.0)
     with pytest.raises(EngineError, match=r"no room .* 64 CPUs and 0 GPUs .* 1 s"):
         await crowded.start("some/model")
-    broken = placed(tmp_path / "broken", cpus=0.0)
+    broken = on_ray(tmp_path / "broken", cpus=0.0)
     broken.options = replace(broken.options, arguments=("--fail",))
     with pytest.raises(EngineError, match=r"code 1[\s\S]*KV cache"):
         await broken.start("some/model")

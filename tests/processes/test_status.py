@@ -39,7 +39,7 @@ class Held(EchoEngine):
         return await super().complete(request)
 
 
-async def seen(run: Path, is_wanted: Any) -> RunStatus:
+async def wait_for_status(run: Path, is_wanted: Any) -> RunStatus:
     """The first status that is as wanted."""
     async with asyncio.timeout(60):
         while True:
@@ -57,14 +57,14 @@ async def test_calls_that_wait_are_said_with_runners_and_without(tmp_path: Path,
     work = examples(*[""] * 6)
     going = asyncio.ensure_future(evaluate(run, config_with(max_concurrency=4, **general), engine, work))
     try:
-        status = await seen(run, lambda status: status.models[0].waiting == 4)
+        status = await wait_for_status(run, lambda status: status.models[0].waiting == 4)
         liveness = run_status(run)
         assert (liveness.state, liveness.pid) == ("live", os.getpid())
         assert status.playing == 4
         assert [wait.what for wait in status.waits] == ["4 answers of model 'policy'"]
         assert sorted(each.episodes for each in status.runners) == ([2, 2] if isolation == "process" else [])
         assert {each.state for each in status.runners} <= {"ready"}
-        older = await seen(run, lambda later: later.at > status.at)
+        older = await wait_for_status(run, lambda later: later.at > status.at)
         assert older.models[0].oldest > status.models[0].oldest
         engine.free.set()
         await going
@@ -136,7 +136,7 @@ class Messages(Progress):
 
 
 @asynccontextmanager
-async def watched(
+async def watch_run(
     folder: Path,
     messages: Messages,
     engine: Engine | None = None,
@@ -157,7 +157,7 @@ async def watched(
 
 async def test_what_is_waited_for_is_said_and_that_it_goes_on_again(tmp_path: Path):
     engine, messages = Held(), Messages()
-    async with watched(tmp_path, messages, engine, say_after=0.3) as runtime:
+    async with watch_run(tmp_path, messages, engine, say_after=0.3) as runtime:
         going = asyncio.ensure_future(runtime.evaluation.run(examples(*[""] * 6), phase="eval"))
         text = await messages.one_with("nothing has moved")
         assert "4 answers of model 'policy'" in text
@@ -171,14 +171,14 @@ async def test_what_is_waited_for_is_said_and_that_it_goes_on_again(tmp_path: Pa
 async def test_a_run_in_which_nothing_moves_ends_and_says_why(tmp_path: Path):
     messages = Messages()
     with pytest.raises(StalledError, match=r"^nothing has moved .*`stall.end_after`"):
-        async with watched(tmp_path, messages, episode=0.2, say_after=0.2, end_after=0.5):
+        async with watch_run(tmp_path, messages, episode=0.2, say_after=0.2, end_after=0.5):
             await asyncio.sleep(PATIENCE)
     assert messages.texts[-1].startswith("nothing has moved ")
 
 
 async def test_an_event_loop_that_is_blocked_is_said(tmp_path: Path):
     messages = Messages()
-    async with watched(tmp_path, messages, say_after=0.2):
+    async with watch_run(tmp_path, messages, say_after=0.2):
         await asyncio.sleep(0.1)
         time.sleep(1)  # noqa: ASYNC251  that is what is wrong with it
         await messages.one_with("loop was blocked")
@@ -186,7 +186,7 @@ async def test_an_event_loop_that_is_blocked_is_said(tmp_path: Path):
 
 async def test_a_job_that_is_waited_for_is_no_stall(tmp_path: Path):
     messages = Messages()
-    async with watched(tmp_path, messages, episode=0.1, say_after=0.2, end_after=0.3) as runtime:
+    async with watch_run(tmp_path, messages, episode=0.1, say_after=0.2, end_after=0.3) as runtime:
         with runtime.watchdog.waiting_for_job():
             await asyncio.sleep(1)
         assert not messages.texts

@@ -13,7 +13,7 @@ from etude.core.errors import RequestError, StoreError
 from etude.processes.ray_cluster import RayConfig, gpus_each, ray_places, require_ray
 from etude.processes.team import TeamMember
 from etude.store.run_folder import RunLock
-from tests.learner.test_team import launched
+from tests.learner.test_team import launch
 
 ray = pytest.importorskip("ray")
 
@@ -23,7 +23,7 @@ def run(cluster: Any, job: str, folder: Path, size: int = 2, **config: Any) -> t
     of = RayConfig(address=cluster.address, learners=size, **config)
     (folder / "log").touch()
     try:
-        return launched(job, folder, partial(ray_places, config=of, on_gpus=False), size=size)
+        return launch(job, folder, partial(ray_places, config=of, on_gpus=False), size=size)
     finally:
         ray.shutdown()
 

@@ -45,7 +45,7 @@ def count_turns(request: ChatRequest) -> int:
     return sum(message["role"] == "assistant" for message in request.messages)
 
 
-def scripted(**lines: Sequence[str]) -> ScriptedEngine:
+def script(**lines: Sequence[str]) -> ScriptedEngine:
     """Each agent says its lines in turn, the last one again and again."""
 
     def answer(request: ChatRequest) -> str:

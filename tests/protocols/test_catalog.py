@@ -21,7 +21,7 @@ from etude.protocols import (
 )
 from etude.protocols.catalog import PROTOCOLS
 from etude.store.journal import Journal
-from tests.protocols.games import play_record, play_tree, scripted
+from tests.protocols.games import play_record, play_tree, script
 
 V_MAY = "verifier>main may"
 V_MUST = "verifier> must"
@@ -148,7 +148,7 @@ def test_parameters_that_make_no_sense_are_refused(make: Any, parameters: dict, 
         make(**parameters)
 
 
-def paid(protocol: Protocol, *agents: str, **outcome: Any) -> tuple[float, ...]:
+def payoffs(protocol: Protocol, *agents: str, **outcome: Any) -> tuple[float, ...]:
     """The agents' payoffs when the play ends so; by default all is right, and the verifier had the turn."""
     happened = {"truth": 1, "stance": 1, "over": True, "decider": "verifier", **outcome}
     earned = protocol.payoff(Outcome(**happened))
@@ -175,12 +175,12 @@ def test_payoffs_in_between_are_interpolated(
         "prover_reward": 3.0,
         "verifier_decision_spectrum": "likert_scale_5",
     }
-    assert paid(nip(**terms), "verifier", "prover", decision=decision) == (default, prover)
-    three = paid(debate(**terms), "verifier", "prover0", "prover1", decision=decision)
+    assert payoffs(nip(**terms), "verifier", "prover", decision=decision) == (default, prover)
+    three = payoffs(debate(**terms), "verifier", "prover0", "prover1", decision=decision)
     assert three == (default, prover0, prover)
     kind = nip(**terms, verifier_neither_accept_nor_reject_reward=0.5)
-    assert paid(kind, "verifier", "prover", decision=decision) == (generous, prover)
-    assert paid(kind, "verifier", truth=0, decision=-decision) == (generous,)
+    assert payoffs(kind, "verifier", "prover", decision=decision) == (generous, prover)
+    assert payoffs(kind, "verifier", truth=0, decision=-decision) == (generous,)
 
 
 @pytest.mark.parametrize("name", ["nip", "adp", "debate", "merlin_arthur", "mnip"])
@@ -191,13 +191,13 @@ def test_terms_that_all_protocols_share(name: str) -> None:
     plain, shared = make(**terms), make(**terms, shared_reward=True)
     strict = make(prover_invalid_response_penalty=-2.0)
     invalid = frozenset({prover})
-    assert paid(plain, "verifier", prover, decision=None) == (-0.5, 0.0)
-    assert paid(plain, "verifier", prover, decision=None, over=False) == (0.125, 0.0)
-    assert paid(plain, "verifier", prover, decision=None, over=False, decider=None) == (0.0, 0.0)
-    assert paid(shared, "verifier", prover, decision=-1.0) == (-1.0, -1.0)
-    assert paid(shared, "verifier", prover, decision=None) == (-0.5, -0.5)
-    assert paid(strict, "verifier", prover, decision=None, decider=None, invalid=invalid) == (0.0, -2.0)
-    unfinished = paid(plain, "verifier", prover, decision=None, decider=None, over=False, invalid=invalid)
+    assert payoffs(plain, "verifier", prover, decision=None) == (-0.5, 0.0)
+    assert payoffs(plain, "verifier", prover, decision=None, over=False) == (0.125, 0.0)
+    assert payoffs(plain, "verifier", prover, decision=None, over=False, decider=None) == (0.0, 0.0)
+    assert payoffs(shared, "verifier", prover, decision=-1.0) == (-1.0, -1.0)
+    assert payoffs(shared, "verifier", prover, decision=None) == (-0.5, -0.5)
+    assert payoffs(strict, "verifier", prover, decision=None, decider=None, invalid=invalid) == (0.0, -2.0)
+    unfinished = payoffs(plain, "verifier", prover, decision=None, decider=None, over=False, invalid=invalid)
     assert unfinished == (0.0, 0.0)
     assert strict.agents[prover].must_be_valid and not plain.agents[prover].must_be_valid
 
@@ -243,7 +243,7 @@ def one_speaker(payoff, **fields) -> Protocol:
 
 async def test_a_play_without_a_verdict_is_paid_by_what_was_said(journal: Journal) -> None:
     protocol = one_speaker(lambda outcome: {"ann": len(outcome.log[-1].text) / 10})
-    tree = await play_tree(protocol, scripted(ann=["seven"]), journal)
+    tree = await play_tree(protocol, script(ann=["seven"]), journal)
     assert tree.value(None, "ann") == 0.5
     [leaf] = tree.leaves()
     assert (leaf.ending, leaf.verdict) == ("undecided", None)
@@ -251,7 +251,7 @@ async def test_a_play_without_a_verdict_is_paid_by_what_was_said(journal: Journa
 
 async def test_a_play_that_earns_more_than_its_bounds_fails_and_says_so(journal: Journal) -> None:
     protocol = one_speaker(lambda outcome: {"ann": float(len(outcome.log[-1].messages["hall"]))})
-    record = await play_record(protocol, scripted(ann=["seven"]), journal)
+    record = await play_record(protocol, script(ann=["seven"]), journal)
     assert "'ann' earned 5 " in record.failure.reason and "bounds 0 to 1" in record.failure.reason
 
 
@@ -260,5 +260,5 @@ async def test_what_is_no_payoff_fails_the_episode(journal: Journal, earned) -> 
     def pay(outcome: Outcome):
         return earned if outcome.log[-1].text == "go" else {}
 
-    record = await play_record(one_speaker(pay), scripted(ann=["go"]), journal)
+    record = await play_record(one_speaker(pay), script(ann=["go"]), journal)
     assert "protocol 'codec': in round 0, " in record.failure.reason

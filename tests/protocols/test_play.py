@@ -26,12 +26,12 @@ from etude.protocols import (
 )
 from etude.protocols.catalog import PROTOCOLS
 from etude.store.journal import Journal
-from tests.protocols.games import Labelled, example, find_agent, play_record, play_tree, scripted, shape
-from tests.support import ScriptedEngine, drawn
+from tests.protocols.games import Labelled, example, find_agent, play_record, play_tree, script, shape
+from tests.support import ScriptedEngine, draws
 
 
 async def test_agents_take_turns_until_the_verifier_decides(journal: Journal) -> None:
-    engine = scripted(verifier=["why?", "Decision: accept"], prover=["because"])
+    engine = script(verifier=["why?", "Decision: accept"], prover=["because"])
     tree = await play_tree(nip(), engine, journal)
     expected = [(0, "verifier", "why?"), (1, "prover", "because"), (2, "verifier", "Decision: accept")]
     assert shape(tree) == expected
@@ -42,7 +42,7 @@ async def test_agents_take_turns_until_the_verifier_decides(journal: Journal) ->
 
 
 async def test_calls_belong_to_the_agents_function_and_go_to_its_model(journal: Journal) -> None:
-    models = {"weak": scripted(verifier=["Decision: accept"]), "strong": scripted(prover=["because"])}
+    models = {"weak": script(verifier=["Decision: accept"]), "strong": script(prover=["because"])}
     policies = {"prover": "strong", "verifier": "weak"}
     record = await play_record(adp(), models, journal, policies=policies)
     assert [(call.function, call.model) for call in record.calls] == [
@@ -68,7 +68,7 @@ async def test_the_turns_of_a_round_are_taken_at_the_same_time(journal: Journal)
 
 
 async def test_the_verifier_is_not_told_which_prover_spoke(journal: Journal) -> None:
-    engine = scripted(prover0=["it is so"], prover1=["it is so"], verifier=["Decision: accept"])
+    engine = script(prover0=["it is so"], prover1=["it is so"], verifier=["Decision: accept"])
     prompts = set()
     for phase in range(8):
         await play_tree(merlin_arthur(), engine, journal, id=f"train/{phase}/e/0")
@@ -104,7 +104,7 @@ async def test_a_scenario_that_parses_wrong_is_told(journal: Journal, act: Any, 
 
 
 async def test_play_needs_no_run() -> None:
-    engines = {"prover": scripted(prover=["because"]), "verifier": scripted(verifier=["Decision: accept"])}
+    engines = {"prover": script(prover=["because"]), "verifier": script(verifier=["Decision: accept"])}
     tree = await play(adp(), Labelled(), engines, example(1))
     assert tree.value(None, "verifier") == 1.0
     with pytest.raises(EpisodeError, match=r"'e' failed: .*truth"):
@@ -112,7 +112,7 @@ async def test_play_needs_no_run() -> None:
 
 
 async def test_running_out_of_rounds_is_an_ending_of_its_own(journal: Journal) -> None:
-    engine = scripted(verifier=["hm"], prover=["well"])
+    engine = script(verifier=["hm"], prover=["well"])
     terms = {"verifier_terminated_penalty": -3.0, "verifier_no_guess_reward": 0.25}
     tree = await play_tree(nip(max_message_rounds=5, **terms), engine, journal, retries=0)
     assert [node.rewards.get("verifier") for node in tree.nodes] == [0.25, None, 0.25, None, -3.0]
@@ -142,7 +142,7 @@ async def test_malformed_answers_are_asked_for_again_and_then_count(journal: Jou
 
 async def test_an_invalid_prover_can_end_the_play_at_a_penalty(journal: Journal) -> None:
     questions = "Question for Expert_1: a?\nQuestion for Expert_2: b?"
-    engine = scripted(verifier=[questions], prover0=["fine"], prover1=[""])
+    engine = script(verifier=[questions], prover0=["fine"], prover1=[""])
     protocol = debate(prover_invalid_response_penalty=-2.0, shared_reward=True)
     tree = await play_tree(protocol, engine, journal, retries=0)
     assert [node.agent for node in tree.nodes] == ["verifier", "prover0", "prover1"]
@@ -152,7 +152,7 @@ async def test_an_invalid_prover_can_end_the_play_at_a_penalty(journal: Journal)
 
 
 async def test_a_forced_guess_is_what_ends_the_play_and_what_is_paid_for(journal: Journal) -> None:
-    engine = scripted(prover=["because"], verifier=["Decision: reject"])
+    engine = script(prover=["because"], verifier=["Decision: reject"])
     for forced, rewards in (("accept", (-1.0, 1.0)), ("truth", (1.0, 0.0)), (None, (1.0, 0.0))):
         tree = await play_tree(
             adp(force_guess=forced), engine, journal, about=example(0), id=f"train/{forced}/e/0"
@@ -161,7 +161,7 @@ async def test_a_forced_guess_is_what_ends_the_play_and_what_is_paid_for(journal
         assert leaf.decision == -1.0
         assert leaf.verdict == (1.0 if forced == "accept" else -1.0)
         assert (tree.value(None, "verifier"), tree.value(None, "prover")) == rewards
-    silent = scripted(prover=["because"], verifier=["hm"])
+    silent = script(prover=["because"], verifier=["hm"])
     tree = await play_tree(adp(force_guess="truth"), silent, journal, retries=0, id="train/silent/e/0")
     assert (tree.nodes[-1].ending, tree.nodes[-1].verdict) == ("decided", 1.0)
 
@@ -173,7 +173,7 @@ async def test_where_the_scenario_says_no_side_one_is_drawn_for_all_plays_of_an_
         def stance(self, example):
             return None
 
-    engine = scripted(prover=["because"], verifier=["Decision: accept"])
+    engine = script(prover=["because"], verifier=["Decision: accept"])
     drawn = set()
     for number in range(16):
         ids = [f"train/{number}/e/{generation}" for generation in range(2)]
@@ -198,7 +198,7 @@ async def test_where_the_scenario_says_no_side_one_is_drawn_for_all_plays_of_an_
 CHANNELS = {"Question for Expert_1:": "prover0_channel", "Question for Expert_2:": "prover1_channel"}
 
 
-def marked(request: ChatRequest) -> str:
+def mark(request: ChatRequest) -> str:
     """An answer with marks that are in no other answer; the verifier decides when it has to."""
     if find_agent(request) != "verifier":
         return f"<{request.key}>"
@@ -227,14 +227,14 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@settings(max_examples=drawn(2), deadline=None)
+@settings(max_examples=draws(2), deadline=None)
 @given(seed=st.integers(0, 1000))
 @pytest.mark.parametrize(("name", "parameters"), CASES)
 def test_a_prompt_holds_all_that_was_said_where_the_agent_reads(
     name: str, parameters: dict[str, Any], seed: int
 ) -> None:
     protocol = PROTOCOLS[name](**parameters)
-    engine = ScriptedEngine(marked)
+    engine = ScriptedEngine(mark)
     engines = dict.fromkeys(protocol.agents, engine)
     tree = asyncio.run(play(protocol, Labelled(), engines, example(), widths=[2, 1], seed=seed))
     for node in tree.nodes:
@@ -262,7 +262,7 @@ def _visible(tree: EpisodeTree, protocol: Protocol, index: int) -> set[str]:
 
 async def test_who_is_spoken_to_is_told_where_it_matters(journal: Journal) -> None:
     questions = "Question for Expert_1: a?\nQuestion for Expert_2: b?"
-    engine = scripted(verifier=[questions, "Decision: accept"], prover0=["no"], prover1=["yes"])
+    engine = script(verifier=[questions, "Decision: accept"], prover0=["no"], prover1=["yes"])
     await play_tree(debate(randomize_channel_order=False), engine, journal)
     heard = {find_agent(request): request.messages[-1]["content"] for request in engine.requests}
     assert heard == {
@@ -273,7 +273,7 @@ async def test_who_is_spoken_to_is_told_where_it_matters(journal: Journal) -> No
 
 
 async def test_the_order_of_channels_is_drawn_for_each_round_and_stays(journal: Journal) -> None:
-    engine = ScriptedEngine(marked)
+    engine = ScriptedEngine(mark)
     protocol = mnip(max_message_rounds=9)
     orders = set()
     for episode in range(8):
@@ -288,6 +288,6 @@ async def test_the_order_of_channels_is_drawn_for_each_round_and_stays(journal: 
 
 async def test_thinking_is_told_to_nobody(journal: Journal) -> None:
     thought = {"role": "assistant", "content": "one", "reasoning_content": "a secret"}
-    engine = scripted(prover=[thought], verifier=["Decision: accept"])
+    engine = script(prover=[thought], verifier=["Decision: accept"])
     await play_record(adp(), engine, journal)
     assert not any("secret" in str(request.messages) for request in engine.requests)

@@ -30,7 +30,7 @@ async def run(source: str, *, limits: Limits = LIMITS) -> SandboxResult:
     return await run_program(source, limits=limits)
 
 
-async def tried(attempts: Sequence[str]) -> list[str]:
+async def run_attempts(attempts: Sequence[str]) -> list[str]:
     """Run attempts in one program: `done` for each, or the error by which it was refused."""
     each = "try:\n exec(attempt)\n print('done')\nexcept BaseException as error:\n print(repr(error)[:200])"
     result = await run(f"for attempt in {list(attempts)!r}:\n " + each.replace("\n", "\n "))
@@ -101,7 +101,7 @@ STARTING = [
 
 
 async def test_no_process_is_started():
-    for attempt, error in zip(STARTING, await tried(STARTING), strict=True):
+    for attempt, error in zip(STARTING, await run_attempts(STARTING), strict=True):
         assert error not in ("done", "SystemExit(0)"), attempt
 
 
@@ -172,11 +172,11 @@ async def test_no_file_is_written(tmp_path: Path):
         f"import os; os.mkdir({other!r})",
         f"import pathlib; pathlib.Path({other!r}).touch()",
     ]
-    for attempt, error in zip(attempts, await tried(attempts), strict=True):
+    for attempt, error in zip(attempts, await run_attempts(attempts), strict=True):
         assert error.startswith("PermissionError"), (attempt, error)
     through = ["import os; os.write(0, b'x')", "import tempfile; tempfile.TemporaryFile()"]
     through.append(f"import sqlite3; sqlite3.connect({other!r}).execute('create table t (x)')")
-    assert "done" not in await tried(through)
+    assert "done" not in await run_attempts(through)
     assert mine.read_text() == "mine"
     assert names_in(tmp_path) == ["mine.txt"]
 
@@ -186,7 +186,7 @@ async def test_no_file_is_read(tmp_path: Path):
     secret.write_text("secret")
     paths = (secret, Path("/etc/passwd"), Path(f"/proc/{os.getpid()}/environ"))
     attempts = [f"open({str(path)!r}).read()" for path in paths]
-    for error in await tried([*attempts, f"import os; os.listdir({str(tmp_path)!r})"]):
+    for error in await run_attempts([*attempts, f"import os; os.listdir({str(tmp_path)!r})"]):
         assert error.startswith("PermissionError")
     assert (await run(f"print(open({str(secret)!r}).read())")).status == "refused"
 
@@ -200,7 +200,7 @@ async def test_no_socket_is_opened():
         "import urllib.request; urllib.request.urlopen('http://127.0.0.1:1')",
         "import asyncio; asyncio.run(asyncio.sleep(0))",
     )
-    for error in await tried(attempts):
+    for error in await run_attempts(attempts):
         assert any(word in error for word in ("socket", "not permitted", "imported", "resolution")), error
 
 
@@ -212,7 +212,7 @@ async def test_the_environment_is_empty(monkeypatch: pytest.MonkeyPatch):
 
 async def test_nobody_else_is_killed():
     kills = ("os.kill(os.getppid(), 9)", "os.kill(-1, 9)", "os.killpg(os.getpgid(os.getppid()), 15)")
-    for error in await tried([f"import os; {kill}" for kill in kills]):
+    for error in await run_attempts([f"import os; {kill}" for kill in kills]):
         assert error.startswith("PermissionError")
     suicide = await run("import os; os.kill(os.getpid(), 15)")
     assert suicide.status == "error" and "signal 15" in suicide.reason

@@ -35,7 +35,7 @@ from tests.protocols.games import (
     play_record,
     play_tree,
 )
-from tests.support import ScriptedEngine, drawn, one_quick
+from tests.support import ScriptedEngine, draws, one_quick
 
 
 def make_tree(*nodes: tuple[int | None, dict[str, float]], agents: tuple[str, ...] = ("a",)) -> EpisodeTree:
@@ -138,17 +138,17 @@ def protocols(draw: st.DrawFn) -> Protocol:
     return PROTOCOLS[name](**terms)
 
 
-def branched(protocol: Protocol, seed: int, widths: Any, **settings: Any) -> EpisodeTree:
+def branch(protocol: Protocol, seed: int, widths: Any, **settings: Any) -> EpisodeTree:
     engine = ChanceEngine()
     engines = dict.fromkeys(protocol.agents, engine)
     about = example(seed % 2, stance=seed // 2 % 2)
     return asyncio.run(play(protocol, Labelled(), engines, about, widths=widths, seed=seed, **settings))
 
 
-@settings(max_examples=drawn(15), deadline=None)
+@settings(max_examples=draws(15), deadline=None)
 @given(protocols(), st.integers(0, 99), st.sampled_from([1, 2, {"verifier": 2}, [3, 1], [1, 2, 1]]))
 def test_whatever_is_played(protocol: Protocol, seed: int, widths: Any) -> None:
-    tree = branched(protocol, seed, widths, retries=1)
+    tree = branch(protocol, seed, widths, retries=1)
     for agent in tree.agents:
         # What every path earns lies within the bounds, and values equal a brute-force enumeration's.
         low, high = tree.bounds[agent]
@@ -173,7 +173,7 @@ def _others(tree: EpisodeTree, node: Node) -> list[tuple[int, int]]:
     return [(one.round, one.call) for one in tree.path(node) if one.id != node.id]
 
 
-@settings(max_examples=drawn(15), deadline=None)
+@settings(max_examples=draws(15), deadline=None)
 @given(protocols(), st.integers(0, 99))
 def test_each_prompt_of_an_agent_begins_with_the_one_before(protocol: Protocol, seed: int) -> None:
     engine = ChanceEngine()

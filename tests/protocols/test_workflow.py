@@ -21,7 +21,7 @@ from etude.rollout.collector import Collector
 from etude.rollout.evaluation import EvaluationRun
 from etude.rollout.workflow import as_workflow
 from etude.store.journal import Journal
-from tests.protocols.games import Labelled, example, scripted
+from tests.protocols.games import Labelled, example, script
 
 MODULE = """
 from etude.protocols import Protocol, Role, Scenario, Turn, dialogue
@@ -82,7 +82,7 @@ async def test_a_config_plays_and_scores(journal: Journal) -> None:
         policies={"prover": "strong"},
         scenario_arguments={"polite": True},
     )
-    models = {"weak": scripted(verifier=["Decision: accept"]), "strong": scripted(prover=["because"])}
+    models = {"weak": script(verifier=["Decision: accept"]), "strong": script(prover=["because"])}
     async with Builder(made) as builder:
         collector = Collector(await builder.get_workflow(), models, journal)
         evaluators = {name: await builder.get_evaluator(name) for name in ("verifier", "prover")}
@@ -128,7 +128,7 @@ def test_what_is_made_in_python_is_checked_and_agents_have_the_models_of_their_n
 
 
 async def test_widths_that_are_asked_for_are_those_of_one_collection(journal: Journal) -> None:
-    engine = scripted(prover=["because"], verifier=["Decision: accept"])
+    engine = script(prover=["because"], verifier=["Decision: accept"])
     collector = Collector(as_workflow(ProtocolWorkflow(adp(), Labelled())), {"policy": engine}, journal)
     run = EvaluationRun(collector, {"verifier": ProtocolReward("verifier")}, journal, error_budget=1.0)
 

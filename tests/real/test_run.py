@@ -54,7 +54,7 @@ async def play(example: etude.Example, episode: etude.Episode) -> str:
 
 
 @etude.evaluator
-def varied(example: etude.Example, output: str) -> float:
+def vary(example: etude.Example, output: str) -> float:
     return sum(output.encode()) % 97 / 97
 """
 TALK = {"id": "cities", "questions": ["Name a city.", "And another one."]}
@@ -94,7 +94,7 @@ def runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, etu
     config: dict[str, Any] = {
         "llms": {"policy": policy},
         "workflow": "agent:play",
-        "eval": {"general": {"dataset": "train.jsonl"}, "evaluators": {"varied": "agent:varied"}},
+        "eval": {"general": {"dataset": "train.jsonl"}, "evaluators": {"varied": "agent:vary"}},
         "trajectory_builders": {"grpo": {"_type": "grpo", "num_generations": 2}},
         "trainer_adapters": {"local": {"_type": "local", "learning_rate": 1e-3, "lora": {"r": 4}}},
         "finetuning": {"enabled": True, "num_epochs": 2, "deterministic": True},
@@ -117,7 +117,7 @@ def runs(model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, etu
 
 
 @pytest.fixture(scope="module")
-def trained(runs: dict[str, etude.Run]) -> Policy:
+def trained_policy(runs: dict[str, etude.Run]) -> Policy:
     """The last version of the run that was not killed. Tests only read it."""
     return runs["whole"].version("last").load()
 
@@ -203,10 +203,10 @@ def logprobs(model: Any) -> torch.Tensor:
 
 
 def test_exported_weights_are_those_that_were_trained(
-    runs: dict[str, etude.Run], trained: Policy, model: Path, tmp_path: Path
+    runs: dict[str, etude.Run], trained_policy: Policy, model: Path, tmp_path: Path
 ):
     """Both are loaded without Etude. They were 7e-5 nats off at most, and not at all."""
-    version, wanted = runs["whole"].version("last"), logprobs(trained.model)
+    version, wanted = runs["whole"].version("last"), logprobs(trained_policy.model)
     merged, lora = version.export(tmp_path / "merged"), version.export(tmp_path / "lora", lora_only=True)
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     assert (logprobs(base) - wanted).abs().max() > 0.5
@@ -215,7 +215,7 @@ def test_exported_weights_are_those_that_were_trained(
     assert (logprobs(whole) - wanted).abs().max() < 3e-4
 
 
-async def sampled(policy: Policy, requests: Sequence[ChatRequest]) -> list[tuple[ChatRequest, Completion]]:
+async def sample(policy: Policy, requests: Sequence[ChatRequest]) -> list[tuple[ChatRequest, Completion]]:
     engine = EmbeddedEngine(policy)
     try:
         return [*zip(requests, await asyncio.gather(*map(engine.complete, requests)), strict=True)]
@@ -225,16 +225,16 @@ async def sampled(policy: Policy, requests: Sequence[ChatRequest]) -> list[tuple
 
 @pytest.mark.slow
 @needs_converter
-async def test_a_trained_model_as_gguf_gives_the_same_answers(trained: Policy, tmp_path: Path):
+async def test_a_trained_model_as_gguf_gives_the_same_answers(trained_policy: Policy, tmp_path: Path):
     """In 32 bits, to the last bit, and with the tokens that the last question is cut into."""
-    await asyncio.to_thread(trained.export, tmp_path / "model")
+    await asyncio.to_thread(trained_policy.export, tmp_path / "model")
     words = [real_converter() / "convert_hf_to_gguf.py", tmp_path / "model", "--outtype", "f32"]
     file = tmp_path / "run.gguf"
     await asyncio.to_thread(subprocess.run, [sys.executable, *words, "--outfile", file], check=True)
     greedy = Sampling(temperature=0.0, max_tokens=8)
     requests = [ChatRequest((user(text),), sampling=greedy) for text in QUESTIONS]
     packed = Policy.load(file, device="cpu", dtype="float32")
-    wanted, found = await sampled(trained, requests), await sampled(packed, requests)
+    wanted, found = await sample(trained_policy, requests), await sample(packed, requests)
     for (_, own), (_, other) in zip(wanted, found, strict=True):
         assert other.message == own.message
         assert (other.prompt_ids, other.completion_ids) == (own.prompt_ids, own.completion_ids)
@@ -247,7 +247,7 @@ def exact() -> Policy:
 
 
 @pytest.fixture(scope="module")
-def rounded() -> Policy:
+def rounded_policy() -> Policy:
     return Policy.load(real_model(), device="cpu", dtype="bfloat16")
 
 
@@ -259,7 +259,7 @@ ASKED_OF_IT = (
 )
 
 
-def asked(text: str, key: int) -> ChatRequest:
+def request(text: str, key: int) -> ChatRequest:
     sampling = Sampling(temperature=1.0 if key % 2 else 0.7, max_tokens=12)
     return ChatRequest((user(text),), sampling=sampling, key=key)
 
@@ -283,7 +283,7 @@ def distance(one: Sequence[float], other: Sequence[float]) -> float:
 
 async def test_in_float32_logprobs_are_those_of_a_forward_pass(exact):
     """The largest difference of 84 tokens was 4e-5 nats. An answer that is cut off has no end."""
-    answers = await sampled(exact, [asked(text, key) for key, text in enumerate(ASKED_OF_IT[1::2])])
+    answers = await sample(exact, [request(text, key) for key, text in enumerate(ASKED_OF_IT[1::2])])
     assert ("length", 12) in {(found.finish_reason, len(found.completion_ids)) for _, found in answers}
     for _, found in answers:
         assert exact.stop_ids.isdisjoint(found.completion_ids) == (found.finish_reason == "length")
@@ -293,10 +293,10 @@ async def test_in_float32_logprobs_are_those_of_a_forward_pass(exact):
 
 
 @pytest.mark.skipif(not HAS_BFLOAT16, reason="this CPU does not multiply bfloat16")
-async def test_in_bfloat16_they_are_as_near_to_float32s_as_those_of_a_forward_pass(exact, rounded):
+async def test_in_bfloat16_they_are_as_near_to_float32s_as_those_of_a_forward_pass(exact, rounded_policy):
     """On average of 84 tokens they were 0.033 nats off, and transformers' own 0.052."""
-    answers = await sampled(rounded, [asked(text, key) for text in ASKED_OF_IT for key in (1, 2)])
+    answers = await sample(rounded_policy, [request(text, key) for text in ASKED_OF_IT for key in (1, 2)])
     truth = plain_logprobs(exact.model, answers)
     own = [value for _, found in answers for value in found.logprobs]
-    theirs = distance(plain_logprobs(rounded.model, answers), truth)
+    theirs = distance(plain_logprobs(rounded_policy.model, answers), truth)
     assert 0 < distance(own, truth) < min(1.5 * theirs, 0.1)

@@ -21,7 +21,7 @@ from etude.rollout.recorder import function
 from etude.store.episodes import decode_call, encode_call, encode_episode, parent_name, read_episode
 from etude.store.journal import Journal
 from tests.rollout.running import collect_one, examples
-from tests.support import EchoEngine, ScriptedEngine, drawn
+from tests.support import EchoEngine, ScriptedEngine, draws
 
 ASK = [{"role": "user", "content": "hi"}]
 
@@ -172,7 +172,7 @@ async def test_wrong_requests_say_what_is_wrong(journal: Journal, messages, opti
     assert (record.failure, record.calls) == (None, ())
 
 
-async def named(episode: Episode, name) -> None:
+async def call_named(episode: Episode, name) -> None:
     with episode.function(name):
         await episode.chat(ASK)
 
@@ -184,7 +184,7 @@ async def named(episode: Episode, name) -> None:
         lambda episode: episode.score("x", 1.0, 5),
         lambda episode: episode.score("x", 1.0, agent=5),
         lambda episode: episode.step_reward(1.0, 5),
-        lambda episode: named(episode, 5),
+        lambda episode: call_named(episode, 5),
         lambda episode: episode.tools(5).__aenter__(),
         lambda episode: episode.tools(["x"]).__aenter__(),
         lambda episode: episode.run(["echo", 5]),
@@ -317,7 +317,7 @@ def calls(draw: st.DrawFn, *, after: Call | None = None) -> Call:
     return Call(draw(st.integers(0, 99)), draw(texts), "policy", request, completion)
 
 
-@settings(max_examples=drawn(10))
+@settings(max_examples=draws(10))
 @given(st.data())
 def test_a_call_comes_back_exactly(data: st.DataObject) -> None:
     parent = data.draw(st.none() | calls())

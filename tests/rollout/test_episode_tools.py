@@ -52,11 +52,11 @@ class Falling:
         return number
 
 
-def broken() -> str:
+def fail() -> str:
     raise OSError("disk full")
 
 
-def asked(name: str, /, **arguments: Any) -> ToolCall:
+def to_call(name: str, /, **arguments: Any) -> ToolCall:
     return ToolCall("call_0", name, arguments, json.dumps(arguments))
 
 
@@ -77,19 +77,19 @@ def functions(*made_of: Any, **bounds: Any) -> ToolSet:
 
 async def test_functions_are_tools_and_what_goes_wrong_is_told_to_the_model(journal: Journal) -> None:
     calls = [
-        asked("add", left=1, right=2),
-        asked("add", left="1"),
-        asked("add", left="many"),
-        asked("look_up", word="etude"),
-        asked("broken"),
-        asked("divide"),
+        to_call("add", left=1, right=2),
+        to_call("add", left="1"),
+        to_call("add", left="many"),
+        to_call("look_up", word="etude"),
+        to_call("fail"),
+        to_call("divide"),
         ToolCall("call_0", "add", None, "{left"),
     ]
-    record = await record_results(journal, calls, tools=functions(add, look_up, broken))
+    record = await record_results(journal, calls, tools=functions(add, look_up, fail))
     assert record.output[:2] == ["3", "2"]
     assert record.output[2].startswith("error: left: ") and "integer" in record.output[2]
     assert record.output[3:5] == ['{"word": "etude"}', "error: OSError: disk full"]
-    assert record.output[5].endswith("tool 'divide'; tools: add, look_up, broken")
+    assert record.output[5].endswith("tool 'divide'; tools: add, look_up, fail")
     assert record.output[6].startswith("error: ") and "JSON object" in record.output[6]
     outcomes = [event.tool.outcome for event in record.events]
     assert outcomes == ["ok", "ok", "error", "ok", "error", "refused", "refused"]
@@ -107,8 +107,8 @@ async def test_a_call_of_another_library_is_refused_by_name(journal: Journal) ->
 async def test_calls_run_at_the_same_time_and_answer_in_their_order(journal: Journal) -> None:
     async def workflow(example: Any, episode: Any) -> Any:
         async with episode.tools(Falling(3).fall, look_up) as tools:
-            calls = [asked("fall", number=number) for number in range(3)]
-            messages = await tools.call_all([*calls, asked("look_up", word="a")])
+            calls = [to_call("fall", number=number) for number in range(3)]
+            messages = await tools.call_all([*calls, to_call("look_up", word="a")])
             return [message["content"] for message in messages]
 
     record = await collect_one(workflow, journal)
@@ -119,7 +119,7 @@ async def test_limits_of_calls_and_characters(journal: Journal) -> None:
     def shout(times: int) -> str:
         return "A" * times
 
-    calls = [asked("shout", times=12), asked("shout", times=3), asked("shout", times=3)]
+    calls = [to_call("shout", times=12), to_call("shout", times=3), to_call("shout", times=3)]
     record = await record_results(journal, calls, tools=functions(shout, max_calls=2, max_characters=10))
     assert record.output[:2] == ["A" * 10 + "… (the first 10 of 12 characters)", "AAA"]
     assert record.output[2].startswith("error: all 2 calls ")
@@ -129,17 +129,17 @@ async def test_a_tool_that_takes_too_long_fails_the_episode(journal: Journal) ->
     async def slow() -> None:
         await asyncio.Event().wait()
 
-    record = await record_results(journal, [asked("slow")], tools=functions(slow, call_timeout=0.1))
+    record = await record_results(journal, [to_call("slow")], tools=functions(slow, call_timeout=0.1))
     assert (record.failure.kind, record.failure.origin) == ("tool_failed", "tool")
     assert re.search(r"tool 'slow' of 'here' .* 0\.1 s; .* here\.call_timeout", record.failure.reason)
     assert record.events[0].tool.outcome == "failed"
 
 
 async def test_some_tools_of_a_set_and_names_with_a_prefix(journal: Journal) -> None:
-    sets = {"left": functions(add, broken, only=("add",), prefix="my_"), "right": functions(add)}
-    calls = [asked("my_add", left=1), asked("add", left=2), asked("my_broken")]
+    sets = {"left": functions(add, fail, only=("add",), prefix="my_"), "right": functions(add)}
+    calls = [to_call("my_add", left=1), to_call("add", left=2), to_call("my_fail")]
     record = await record_results(journal, calls, **sets)
-    assert record.output[:2] == ["2", "3"] and record.output[2].endswith("'my_broken'; tools: my_add, add")
+    assert record.output[:2] == ["2", "3"] and record.output[2].endswith("'my_fail'; tools: my_add, add")
     await journal.forget(record.id)
     clash = await record_results(journal, [], left=functions(add), right=functions(add))
     assert re.search("'here' and 'here' .* tool 'add'; .*{prefix: here_, …}", clash.failure.reason)
@@ -148,10 +148,10 @@ async def test_some_tools_of_a_set_and_names_with_a_prefix(journal: Journal) -> 
 async def test_plain_functions_call_tools_too(journal: Journal) -> None:
     def workflow(example: Any, episode: Any) -> list[str]:
         with episode.tools("numbers") as tools:
-            first = tools.call(asked("add", left=1))
+            first = tools.call(to_call("add", left=1))
             return [
                 first["content"],
-                *(each["content"] for each in tools.call_all([asked("add", left=2)] * 2)),
+                *(each["content"] for each in tools.call_all([to_call("add", left=2)] * 2)),
             ]
 
     record = await collect_one(workflow, journal, tools={"numbers": functions(add)})
@@ -187,7 +187,7 @@ async def test_a_resumed_episode_has_the_results_it_had(journal: Journal, forget
 
     async def workflow(example: Any, episode: Any) -> list[str]:
         async with episode.tools("numbers") as tools:
-            results = [(await tools.call(asked("count")))["content"] for _ in range(2 if is_stopped else 3)]
+            results = [(await tools.call(to_call("count")))["content"] for _ in range(2 if is_stopped else 3)]
         if is_stopped:
             raise RuntimeError("stopped")
         return results
@@ -205,7 +205,7 @@ async def test_an_agent_may_go_on_without_a_tool_that_fails(journal: Journal) ->
     async def workflow(example: Any, episode: Any) -> str:
         async with episode.tools("numbers") as tools:
             try:
-                await tools.call_all([asked("count"), asked("count")])
+                await tools.call_all([to_call("count"), to_call("count")])
             except ToolError as error:
                 return f"went on: {error}"
         return "unreachable"

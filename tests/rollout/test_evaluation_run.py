@@ -260,11 +260,11 @@ async def test_over_the_budget_failures_are_tried_again_and_the_rest_is_kept(jou
 async def test_a_hopeless_run_is_stopped_early(journal: Journal) -> None:
     ran: list[str] = []
 
-    async def broken(example: Example, episode: Any) -> str:
+    async def fail(example: Example, episode: Any) -> str:
         ran.append(episode.id)
         raise ValueError("no idea")
 
-    run = evaluation(journal, {"even": even}, workflow=broken, error_budget=0.1)
+    run = evaluation(journal, {"even": even}, workflow=fail, error_budget=0.1)
     with pytest.raises(ErrorBudgetExceeded):
         await run.run([Example(f"q{n}") for n in range(1000)], phase="eval")
     assert len(ran) < 300

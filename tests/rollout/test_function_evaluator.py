@@ -72,10 +72,10 @@ async def test_what_counts_as_a_score(result: Any, score: float, reasoning: Any)
 
 def test_a_partial_keeps_what_was_declared() -> None:
     @evaluator(name="share", timeout=2, bounds=(0, 10))
-    def graded(example: Example, output: str, weight: float) -> float:
+    def grade(example: Example, output: str, weight: float) -> float:
         return weight
 
-    found = FunctionEvaluator(partial(partial(graded), weight=3.0))
+    found = FunctionEvaluator(partial(partial(grade), weight=3.0))
     assert (found.name, found.timeout, found.bounds) == ("share", 2, (0, 10))
 
 
@@ -167,12 +167,12 @@ async def test_an_evaluator_may_be_written_with_def() -> None:
 
 
 async def test_an_exception_is_an_error_that_names_the_line() -> None:
-    def broken(example: Example, output: str) -> float:
+    def divide(example: Example, output: str) -> float:
         return 1 / 0
 
-    output = await outcome(broken)
+    output = await outcome(divide)
     assert output.score is None
-    line = broken.__code__.co_firstlineno + 1
+    line = divide.__code__.co_firstlineno + 1
     assert output.error == f"{__file__}:{line}: ZeroDivisionError: division by zero"
 
 

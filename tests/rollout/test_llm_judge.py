@@ -23,7 +23,7 @@ ITEM = EvalInputItem(
 GOOD = '{"reasoning": "right", "score": 8}'
 
 
-async def judged(engine: ScriptedEngine) -> EvalOutputItem:
+async def judge(engine: ScriptedEngine) -> EvalOutputItem:
     config = LlmJudgeConfig.model_validate({"model": "judge", "prompt": "Is it right?"})
     (output,) = await evaluate(LlmJudge(config, Judge(engine, 99)), [ITEM], 5)
     return output
@@ -31,7 +31,7 @@ async def judged(engine: ScriptedEngine) -> EvalOutputItem:
 
 async def test_the_judge_is_told_the_prompt_and_shown_the_work_as_json() -> None:
     engine = ScriptedEngine([GOOD])
-    output = await judged(engine)
+    output = await judge(engine)
     assert (output.id, output.score, output.reasoning, output.error) == ("q1", 0.8, "right", None)
     (request,) = engine.requests
     system, user = request.messages
@@ -50,7 +50,7 @@ async def test_the_judge_is_told_the_prompt_and_shown_the_work_as_json() -> None
     "answer", [f"```json\n{GOOD}\n```", f"```\n{GOOD}\n```", f"<think>{{hm</think>\n{GOOD}\n"]
 )
 async def test_a_fence_and_a_models_thinking_are_no_matter(answer: str) -> None:
-    assert (await judged(ScriptedEngine([answer]))).score == 0.8
+    assert (await judge(ScriptedEngine([answer]))).score == 0.8
 
 
 MALFORMED = {
@@ -68,7 +68,7 @@ MALFORMED = {
 @pytest.mark.parametrize("answer", MALFORMED.values(), ids=MALFORMED.keys())
 async def test_a_malformed_answer_is_asked_for_again_with_what_is_wrong(answer: str | Completion) -> None:
     engine = ScriptedEngine([answer, GOOD])
-    assert (await judged(engine)).score == 0.8
+    assert (await judge(engine)).score == 0.8
     first, second = engine.requests
     said = answer.message["content"] if isinstance(answer, Completion) else answer
     assert second.messages[:2] == first.messages
@@ -79,14 +79,14 @@ async def test_a_malformed_answer_is_asked_for_again_with_what_is_wrong(answer: 
 
 async def test_a_judge_that_never_answers_well_gives_no_score_and_the_last_reason() -> None:
     engine = ScriptedEngine(["well", "hm", '{"reasoning": "", "score": 99}'])
-    output = await judged(engine)
+    output = await judge(engine)
     assert output.score is None
     assert re.search("3 attempts; .*: score: .* 10", output.error or "")
 
 
 async def test_a_failed_call_gives_no_score_and_is_not_asked_again() -> None:
     engine = ScriptedEngine([EngineError("model 'judge' at http://x: HTTP 401"), GOOD])
-    output = await judged(engine)
+    output = await judge(engine)
     assert (output.score, output.error) == (None, "model 'judge' at http://x: HTTP 401")
     assert len(engine.requests) == 1
 
@@ -114,7 +114,7 @@ def scores(*values: float) -> str:
     return json.dumps({"scores": compared})
 
 
-async def compared(engine: ScriptedEngine, *answers: str, **fields: Any) -> list[EvalOutputItem]:
+async def compare(engine: ScriptedEngine, *answers: str, **fields: Any) -> list[EvalOutputItem]:
     config = GroupJudgeConfig.model_validate({"model": "judge"} | fields)
     items = [item(generation, answer) for generation, answer in enumerate(answers)]
     return await evaluate(GroupJudge(config, Judge(engine)), items, 5)
@@ -122,7 +122,7 @@ async def compared(engine: ScriptedEngine, *answers: str, **fields: Any) -> list
 
 async def test_one_call_scores_the_whole_group() -> None:
     engine = ScriptedEngine([scores(0.9, 0.1, 0.4)])
-    outputs = await compared(engine, "4", "5", "four?")
+    outputs = await compare(engine, "4", "5", "four?")
     assert [(output.generation, output.score, output.reasoning) for output in outputs] == [
         (0, 0.9, "no. 1"),
         (1, 0.1, "no. 2"),
@@ -133,7 +133,7 @@ async def test_one_call_scores_the_whole_group() -> None:
 
 async def test_what_all_attempts_begin_with_is_shown_once() -> None:
     engine = ScriptedEngine([scores(0.9, 0.1)])
-    await compared(engine, "4", "5", rubric="Be strict.")
+    await compare(engine, "4", "5", rubric="Be strict.")
     system, user = engine.requests[0].messages
     assert "Be strict." in system["content"]
     assert json.loads(user["content"]) == {
@@ -148,7 +148,7 @@ async def test_what_all_attempts_begin_with_is_shown_once() -> None:
 
 async def test_attempts_that_say_the_same_are_shown_once_and_score_the_same() -> None:
     engine = ScriptedEngine([scores(0.9, 0.1)])
-    outputs = await compared(engine, "4", "5", "4")
+    outputs = await compare(engine, "4", "5", "4")
     assert [output.score for output in outputs] == [0.9, 0.1, 0.9]
     assert engine.requests[0].messages[1]["content"].count('"attempt"') == 2
 
@@ -164,7 +164,7 @@ MALFORMED_SCORES = {
 @pytest.mark.parametrize("answer", MALFORMED_SCORES.values(), ids=MALFORMED_SCORES.keys())
 async def test_a_malformed_judgement_is_asked_for_again(answer: str) -> None:
     engine = ScriptedEngine([answer, scores(0.9, 0.1)])
-    assert [output.score for output in await compared(engine, "4", "5")] == [0.9, 0.1]
+    assert [output.score for output in await compare(engine, "4", "5")] == [0.9, 0.1]
     assert len(engine.requests) == 2
 
 

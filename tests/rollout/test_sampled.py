@@ -21,7 +21,7 @@ from etude.store.journal import Journal
 from tests.support import ScriptedEngine
 
 
-def said(text, logprobs=None, *, model="policy", function="play", temperature=1.0):
+def answer(text, logprobs=None, *, model="policy", function="play", temperature=1.0):
     """A call that was answered so."""
     message, tokens = {"role": "assistant", "content": text}, len(text)
     request = ChatRequest(messages=(), sampling=Sampling(temperature=temperature))
@@ -43,10 +43,10 @@ def metrics(*episodes):
 
 def test_lengths_and_entropy_are_of_the_tokens_that_the_model_sampled():
     figures = metrics(
-        episode("a", 0, said("ab", (-1.0, -3.0)), said("x", (-50.0,), model="judge")),
-        episode("a", 1, said("abcd", (-0.5, -0.5, -0.5, -0.5))),
-        episode("a", 2, said("user", (-9.0,) * 4, function=SIMULATED_USER)),
-        episode("a", 3, said("greedy", (-9.0,) * 6, temperature=0.0)),
+        episode("a", 0, answer("ab", (-1.0, -3.0)), answer("x", (-50.0,), model="judge")),
+        episode("a", 1, answer("abcd", (-0.5, -0.5, -0.5, -0.5))),
+        episode("a", 2, answer("user", (-9.0,) * 4, function=SIMULATED_USER)),
+        episode("a", 3, answer("greedy", (-9.0,) * 6, temperature=0.0)),
     )
     assert figures["answer_tokens"] == (2 + 4 + 6) / 3
     assert figures["sampled_entropy"] == (1.0 + 3.0 + 4 * 0.5) / 6
@@ -86,7 +86,7 @@ async def agent(example: Example, episode: Any) -> str:
 
 
 @pytest.fixture
-async def stored(tmp_path: Path) -> Any:
+async def journal(tmp_path: Path) -> Any:
     """A journal with the episodes of two phases, scored 0."""
     engine = ScriptedEngine(lambda request: request.messages[-1]["content"])
     with Journal(tmp_path / "run.db") as journal:
@@ -98,13 +98,13 @@ async def stored(tmp_path: Path) -> Any:
 
 
 async def test_stored_episodes_are_scored_beside_the_runs_scores_and_what_failed_stays_failed(
-    stored: Journal,
+    journal: Journal,
 ) -> None:
     def length(example: Example, output: str, episode: Any) -> float:
         return len(output) + 10 * len(episode.calls) + 100 * example.inputs["n"]
 
-    before = stored.get("train/1/q1/0/score/zero")
-    output = await rescore(stored, {"zero": FunctionEvaluator(length)}, phase="train/1", label="b")
+    before = journal.get("train/1/q1/0/score/zero")
+    output = await rescore(journal, {"zero": FunctionEvaluator(length)}, phase="train/1", label="b")
     items = output.eval_input.eval_input_items
     assert [(item.id, item.generation) for item in items] == [
         (name, generation) for name in ("q1", "q1/05", "q10") for generation in range(3)
@@ -112,5 +112,5 @@ async def test_stored_episodes_are_scored_beside_the_runs_scores_and_what_failed
     scores = [item.score for item in output.evaluator_items("zero")]
     assert scores == [112.0] * 3 + [515.0] * 3 + [1013.0, None, 1013.0]
     assert output.failures == {"raised": 1}
-    assert stored.get("train/1/q1/0/score/zero") == before
-    assert stored.get("train/1/q1/0/rescore:b/zero")["score"] == 112.0
+    assert journal.get("train/1/q1/0/score/zero") == before
+    assert journal.get("train/1/q1/0/rescore:b/zero")["score"] == 112.0

@@ -23,9 +23,9 @@ class Place(pydantic.BaseModel):
 def test_what_json_does_not_have_cannot_be_an_argument() -> None:
     def draw(canvas: object.__class__) -> None: ...
 
-    def lost(value: NoSuchType) -> None: ...  # noqa: F821
+    def lose(value: NoSuchType) -> None: ...  # noqa: F821
 
-    for fn in (draw, lost):
+    for fn in (draw, lose):
         with pytest.raises(RequestError, match=f"function '{fn.__name__}' .* tool: "):
             describe_tools([fn])
 
@@ -116,7 +116,7 @@ async def test_a_function_gets_what_its_annotations_say() -> None:
     seen = {}
 
     @functools.wraps(paint)
-    def watched(*args: Any, **kwargs: Any) -> str:
+    def paint_and_note(*args: Any, **kwargs: Any) -> str:
         seen.update(paint(*args, **kwargs))
         return "done"
 
@@ -131,7 +131,7 @@ async def test_a_function_gets_what_its_annotations_say() -> None:
         "from": "there",
         "more": 3,
     }
-    result = await FunctionTools([watched]).call("paint", given)
+    result = await FunctionTools([paint_and_note]).call("paint", given)
     assert (result.text, result.is_error) == ("done", False)
     assert seen == {
         "colour": Colour.RED,
@@ -169,7 +169,7 @@ class Shop:
         return place.city
 
     @classmethod
-    def named(cls, name: str) -> str:
+    def label(cls, name: str) -> str:
         """Its name."""
         return name
 
@@ -179,7 +179,7 @@ class Shop:
     [
         (Shop(3).sell, "sell", "Sell some.", {"count": "How many."}, {"count": 1}, "2"),
         (Shop(3).order, "order", "Order.", {"place": None}, {"place": {"city": "Rome"}}, "Rome"),
-        (Shop.named, "named", "Its name.", {"name": None}, {"name": "x"}, "x"),
+        (Shop.label, "label", "Its name.", {"name": None}, {"name": "x"}, "x"),
     ],
 )
 async def test_whatever_can_be_called_is_a_tool(

@@ -96,7 +96,7 @@ finetuning: {reward_function: {name: won}}
 
 
 @etude.evaluator(bounds=(-1, 1))
-def won(example: Any, output: str) -> float:
+def score(example: Any, output: str) -> float:
     return float(output)
 
 
@@ -117,7 +117,7 @@ async def scores(evaluator: Evaluator, *outputs: float) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("outputs", [[-1.0] * 16, [1.0] * 7 + [-1.0], [0.25], [0.5] * 3])
-@pytest.mark.parametrize("evaluator", [FunctionEvaluator(won), Own()], ids=["function", "class"])
+@pytest.mark.parametrize("evaluator", [FunctionEvaluator(score), Own()], ids=["function", "class"])
 async def test_the_interval_is_within_what_the_evaluator_declares(evaluator, outputs):
     found = await scores(evaluator, *outputs)
     low, high = evaluator.bounds
@@ -138,10 +138,10 @@ def test_impossible_bounds_are_refused(bounds):
 
 
 async def test_a_weighted_sum_derives_its_own():
-    whole = WeightedEvaluator({"won": FunctionEvaluator(won), "own": Own()}, {"won": 1.0, "own": -0.5})
+    whole = WeightedEvaluator({"won": FunctionEvaluator(score), "own": Own()}, {"won": 1.0, "own": -0.5})
     assert (await scores(whole, 1.0, -1.0))["bounds"] == [-2.0, 2.0]
     part = WeightedEvaluator(
-        {"won": FunctionEvaluator(won), "x": FunctionEvaluator(score_float)}, {"won": 1.0, "x": 1.0}
+        {"won": FunctionEvaluator(score), "x": FunctionEvaluator(score_float)}, {"won": 1.0, "x": 1.0}
     )
     assert "bounds" not in await scores(part, 1.0, -1.0), "one part may be anything"
 
@@ -155,7 +155,7 @@ async def test_scores_that_are_read_back_have_their_bounds(tmp_path: Path):
             for key in "ab":
                 own = replace(record, id=f"eval/{key}/0", example=etude.Example(key, {"q": 1}))
                 await run.journal.put(own.id, encode_episode(own, {}))
-                scorer = Scorer({"won": FunctionEvaluator(won)}, run.journal, timeout=60, max_concurrency=1)
+                scorer = Scorer({"won": FunctionEvaluator(score)}, run.journal, timeout=60, max_concurrency=1)
                 first = await scorer.score_single(make_item(own))
                 assert first["won"].bounds == (-1.0, 1.0)
                 assert await scorer.score_single(make_item(own)) == first

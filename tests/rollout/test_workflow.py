@@ -100,10 +100,10 @@ def test_a_function_that_needs_more_is_refused_unless_it_is_given() -> None:
 
 async def test_a_partial_of_a_workflow_keeps_what_was_declared(journal: Journal) -> None:
     @workflow(name="solver", timeout=3)
-    async def styled(example, episode, style):
+    async def write(example, episode, style):
         return style
 
-    partial = as_workflow(functools.partial(styled, style="short"))
+    partial = as_workflow(functools.partial(write, style="short"))
     assert (partial.name, partial.timeout) == ("solver", 3)
     assert (await collect_one(partial, journal)).output == "short"
 

@@ -105,7 +105,7 @@ def _json(body: Any) -> bytes:
     return json.dumps(body).encode()
 
 
-def nested(levels: int, leaf: Any = 1) -> Any:
+def nest(levels: int, leaf: Any = 1) -> Any:
     """Objects in one another."""
     value = leaf
     for _ in range(levels):
@@ -178,9 +178,9 @@ _OTHERS: dict[str, tuple[Any, ...]] = {
     "structured_outputs": (
         *({"regex": each} for each in ("(", "(" * 5000, "a{1,1000}{1,1000}{1,1000}", "\ud800", "(?<=x)")),
         *({"grammar": each} for each in ("start: start", "x", "%json {", "(" * 5000)),
-        *({"json": each} for each in ("{", "[" * FAR, 5, nested(DEEP))),
+        *({"json": each} for each in ("{", "[" * FAR, 5, nest(DEEP))),
     ),
-    "chat_template_kwargs": ({"messages": 1}, {"tools": 5}, {"a": nested(70)}, ["x"]),
+    "chat_template_kwargs": ({"messages": 1}, {"tools": 5}, {"a": nest(70)}, ["x"]),
     "metadata": (5, "x"),
     "reasoning": (5, {"effort": 5}, {"effort": "most"}),
     "thinking": (5, {"type": "x"}, {"type": "enabled", "budget_tokens": 1e308}),
@@ -216,11 +216,11 @@ def _conversations(asked: list[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "arguments without an end", {"messages": calling("[" * FAR)}
     yield "deep arguments", {"messages": calling("[" * FAR + "]" * FAR)}
     yield "arguments with half a character", {"messages": calling('{"a": "\\ud800"}')}
-    yield "arguments that are no text", {"messages": calling({"a": nested(60)})}
+    yield "arguments that are no text", {"messages": calling({"a": nest(60)})}
     yield "arguments that are no number", {"messages": calling('{"a": NaN}')}
-    tool = {"type": "function", "function": {"name": "f", "parameters": nested(DEEP)}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": nest(DEEP)}}
     yield "a tool with a deep schema", {"tools": [tool]}
-    tool = {"type": "function", "function": {"name": "f", "parameters": nested(55, {"type": "string"})}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": nest(55, {"type": "string"})}}
     yield "a tool with a schema of 55 levels", {"tools": [tool], "tool_choice": "required"}
     tool = {"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/x"}}}
     yield "a tool whose schema leads nowhere", {"tools": [tool], "tool_choice": "required"}
@@ -235,4 +235,4 @@ def _conversations(asked: list[Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     yield "a huge prompt", {"messages": [{"role": "user", "content": "yes " * 100_000}]}
     yield "many messages", {"messages": asked * 20_000}
     yield "half a character", {"messages": [{"role": "user", "content": "\ud800"}]}
-    yield "a name that is none", {"messages": [{"role": "user", "content": "x", "name": nested(40)}]}
+    yield "a name that is none", {"messages": [{"role": "user", "content": "x", "name": nest(40)}]}

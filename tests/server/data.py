@@ -13,7 +13,7 @@ YES, NO = {"role": "assistant", "content": "yes"}, {"role": "assistant", "conten
 FINAL = ("succeeded", "failed", "cancelled")
 
 
-def supervised(count: int = 8) -> list[dict[str, Any]]:
+def supervised_rows(count: int = 8) -> list[dict[str, Any]]:
     return [{"messages": [ASK, YES]} for _ in range(count)]
 
 

@@ -36,7 +36,7 @@ class ServerProcess:
 
     def start(self) -> None:
         """Returns when requests are answered."""
-        environment = os.environ | {"OMP_NUM_THREADS": "1"} | _measured()
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | _coverage()
         if self.key is not None:
             environment["SERVER_TEST_KEY"] = self.key
             self._command += ["--api-key-env", "SERVER_TEST_KEY"]
@@ -99,7 +99,7 @@ class ServerProcess:
         return httpx.Client(base_url=self.address, headers=headers | options.pop("headers", {}), **options)
 
 
-def _measured() -> dict[str, str]:
+def _coverage() -> dict[str, str]:
     """The environment for measuring the server's coverage, where the tests' is."""
     if coverage.Coverage.current() is None:
         return {}

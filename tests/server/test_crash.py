@@ -17,7 +17,7 @@ import pytest
 
 from etude.store.run_folder import lock_holder
 from tests.forked import Forked, address
-from tests.server.data import ASK, FINAL, create, messages, supervised, upload, wait, wait_for_step
+from tests.server.data import ASK, FINAL, create, messages, supervised_rows, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
 from tests.support import is_alive
 from tests.vllm import REAL, STAND_IN, commands, list_vllms
@@ -63,7 +63,7 @@ def test_the_worker_of_a_server_that_ends_makes_way_and_the_next_server_goes_on(
     server: ServerProcess, end: Callable[[ServerProcess], object]
 ) -> None:
     client = server.client()
-    file = upload(client, supervised(8))
+    file = upload(client, supervised_rows(8))
     job = create(client, file, **LONG).id
     waiting = create(client, file, n_epochs=1, batch_size=8).id
     wait_for_step(client, job, 3)
@@ -82,7 +82,7 @@ def test_the_worker_of_a_server_that_ends_makes_way_and_the_next_server_goes_on(
 @pytest.mark.slow
 def test_a_job_can_be_cancelled_at_any_time(server: ServerProcess) -> None:
     client = server.client()
-    file = upload(client, supervised(8))
+    file = upload(client, supervised_rows(8))
     running, waiting = create(client, file, **LONG).id, create(client, file, **LONG).id
     assert client.fine_tuning.jobs.cancel(waiting).status == "cancelled"
     wait_for_step(client, running, 2)
@@ -103,7 +103,7 @@ def test_a_worker_that_never_gets_anywhere_fails_its_job_with_the_reason(model: 
     with ServerProcess(model, tmp_path, "--checkpoint-steps", "1000") as server:
         client = server.client()
         options = LONG | {"batch_size": 1, "n_epochs": 200}
-        job = create(client, upload(client, supervised(200)), **options).id
+        job = create(client, upload(client, supervised_rows(200)), **options).id
         seen: set[int] = set()
         while client.fine_tuning.jobs.retrieve(job).status != "failed":
             pid = lock_holder(tmp_path / "jobs" / job / "lock")
@@ -128,7 +128,7 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> str:
     return value
 
 
-def marked(mark: str, *, but: int) -> set[int]:
+def with_mark(mark: str, *, but: int) -> set[int]:
     """The processes with the mark."""
     found = set()
     for folder in Path("/proc").glob("[0-9]*"):
@@ -157,12 +157,12 @@ def test_vllm_ends_with_a_server_that_is_killed_while_it_starts(
     command = ["serve", str(wide), "--port", "0", "--data-dir", str(tmp_path), "--engine", "vllm"]
     options = ["--vllm-command", shlex.join(STAND_IN), "--vllm-arg=--slow", "--device", "cpu"]
     server = Forked([*command, *options], Path.cwd(), dict(os.environ), errors=tmp_path / "stderr.log")
-    until(lambda: marked(mark, but=server.pid))
+    until(lambda: with_mark(mark, but=server.pid))
     time.sleep(later)
     server.send_signal(signal.SIGKILL)
     server.wait(timeout=60)
     server.stdout.close()
-    until(lambda: not marked(mark, but=server.pid))
+    until(lambda: not with_mark(mark, but=server.pid))
 
 
 @pytest.mark.slow
@@ -172,10 +172,10 @@ def test_a_worker_ends_with_a_server_that_is_killed_while_it_starts(
     server = ServerProcess(model, tmp_path)
     server.start()
     client, pid = server.client(), server.pid
-    create(client, upload(client, supervised(8)), n_epochs=1000, batch_size=1, lora_rank=4)
-    until(lambda: len(marked(mark, but=pid)) > 2)  # The fork server, its worker, and the tracker of both.
+    create(client, upload(client, supervised_rows(8)), n_epochs=1000, batch_size=1, lora_rank=4)
+    until(lambda: len(with_mark(mark, but=pid)) > 2)  # The fork server, its worker, and the tracker of both.
     server.kill()
-    until(lambda: not marked(mark, but=pid))
+    until(lambda: not with_mark(mark, but=pid))
 
 
 LOADING = """
@@ -217,7 +217,7 @@ def test_many_kills(wide: Path, tmp_path: Path, command: str) -> None:
     engine = ("--engine", "vllm", "--vllm-command", command, "--engine-wait", "300")
     victim = ServerProcess(wide, tmp_path, *engine, "--checkpoint-steps", "3", "--running-jobs", "2")
     victim.start()
-    file = upload(victim.client(), supervised(8))
+    file = upload(victim.client(), supervised_rows(8))
     jobs: list[str] = []
     try:
         for _ in range(KILLS_OF_A_REAL_VLLM if command == os.environ.get(REAL) else KILLS):
@@ -234,10 +234,10 @@ def top_up(client: openai.OpenAI, jobs: list[str], file: str) -> None:
     """There is always something to kill: two jobs that run, and one that waits."""
     open_jobs = [job for job in jobs if client.fine_tuning.jobs.retrieve(job).status not in FINAL]
     for _ in range(3 - len(open_jobs)):
-        jobs.append(numbered(client, len(jobs), file))
+        jobs.append(create_numbered(client, len(jobs), file))
 
 
-def numbered(client: openai.OpenAI, number: int, file: str) -> str:
+def create_numbered(client: openai.OpenAI, number: int, file: str) -> str:
     marked = {"extra_headers": {"Idempotency-Key": str(number)}}
     return create(client, file, request=marked, **OPTIONS).id
 
@@ -263,7 +263,7 @@ def check(client: openai.OpenAI, jobs: Sequence[str], file: str) -> None:
         if done.error is not None and done.error.code == "worker_crashed":
             continue  # Three kills without a checkpoint between them: given up, with the reason.
         assert done.status == "succeeded", (done.error, messages(client, job))
-        assert numbered(client, number, file) == job
+        assert create_numbered(client, number, file) == job
         events = client.fine_tuning.jobs.list_events(job, limit=100)
         steps = [event.data["step"] for event in events if event.type == "metrics"]
         assert sorted(steps) == list(range(1, LOOP_STEPS + 1))

@@ -8,14 +8,14 @@ import openai
 import pytest
 
 from tests import canaries
-from tests.server.data import ASK, create, supervised, upload, wait
+from tests.server.data import ASK, create, supervised_rows, upload, wait
 from tests.server.process import ServerProcess
 
 
 @pytest.mark.slow
 def test_a_damaged_model_is_refused_by_name_and_the_others_are_served(server: ServerProcess) -> None:
     client = server.client(max_retries=0)
-    job = wait(client, create(client, upload(client, supervised(4)), n_epochs=1, batch_size=4).id)
+    job = wait(client, create(client, upload(client, supervised_rows(4)), n_epochs=1, batch_size=4).id)
     assert job.status == "succeeded"
     weights = server.data_dir / "models" / job.id / "trained.safetensors"
     content = bytearray(weights.read_bytes())
@@ -28,7 +28,7 @@ def test_a_damaged_model_is_refused_by_name_and_the_others_are_served(server: Se
     client.chat.completions.create(model="tiny", messages=[ASK], max_tokens=1)
     (weights.parent / "SHA256SUMS").unlink()
     request = {"model": job.fine_tuned_model}
-    further = create(client, upload(client, supervised(4)), n_epochs=1, request=request)
+    further = create(client, upload(client, supervised_rows(4)), n_epochs=1, request=request)
     failed = wait(client, further.id)
     assert failed.status == "failed"
     assert failed.error is not None
@@ -65,7 +65,7 @@ def test_no_secret_in_what_a_server_and_its_jobs_write(
     monkeypatch.setattr(ServerProcess, "log", tmp_path / "stderr.log")
     with ServerProcess(model, data, "--algorithms", "chatty:Chatty", key=KEY) as server:
         client = server.client()
-        job = create(client, upload(client, supervised(4)))
+        job = create(client, upload(client, supervised_rows(4)))
         assert wait(client, job.id, "succeeded").status == "succeeded"
         with pytest.raises(openai.OpenAIError):
             client.chat.completions.create(model=KEY, messages=[{"role": "user", "content": "a"}])

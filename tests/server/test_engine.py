@@ -19,7 +19,7 @@ from etude.cli.app import app
 from etude.core.errors import RequestError
 from etude.server.jobs import job_folder
 from etude.server.settings import server_settings, training_processes
-from tests.server.data import create, messages, supervised, upload, wait, wait_for_step
+from tests.server.data import create, messages, supervised_rows, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
 from tests.server.test_crash import LONG, check_whole, find_worker
 from tests.support import is_alive
@@ -52,7 +52,7 @@ def test_a_single_job_can_ask_for_the_engines_place_also_of_the_next_server(
 ) -> None:
     with ServerProcess(model, tmp_path) as running:
         client = running.client()
-        job = create(client, upload(client, supervised(8)), request=ASKS, n_epochs=60, batch_size=2)
+        job = create(client, upload(client, supervised_rows(8)), request=ASKS, n_epochs=60, batch_size=2)
         wait_for_step(client, job.id, 1)
         with running.http() as http:
             status = http.get("/engine/status").json()
@@ -65,7 +65,7 @@ def test_a_single_job_can_ask_for_the_engines_place_also_of_the_next_server(
         client.chat.completions.create(model="tiny", messages=ASK, max_tokens=1)
         with running.http() as http:
             assert not http.get("/engine/status").json()["away_for_jobs"]
-        plain = create(client, upload(client, supervised(8)), n_epochs=2, batch_size=2)
+        plain = create(client, upload(client, supervised_rows(8)), n_epochs=2, batch_size=2)
         wait_for_step(client, plain.id, 1)
         with running.http() as http:
             assert http.get("/engine/status").json()["status"] == "running"
@@ -105,7 +105,7 @@ def find_fork_server(server: ServerProcess) -> psutil.Process:
 
 
 def train_shortly(client: openai.OpenAI) -> None:
-    assert wait(client, create(client, upload(client, supervised(8)), **SHORT).id).status == "succeeded"
+    assert wait(client, create(client, upload(client, supervised_rows(8)), **SHORT).id).status == "succeeded"
 
 
 @pytest.mark.slow
@@ -114,7 +114,7 @@ def test_the_next_job_is_forked_from_the_process_that_is_ready(model: Path, tmp_
         client = server.client()
         train_shortly(client)
         ready = find_fork_server(server)
-        job = create(client, upload(client, supervised(8)), **LONG).id
+        job = create(client, upload(client, supervised_rows(8)), **LONG).id
         worker = find_worker(server, job)
         assert psutil.Process(worker).ppid() == ready.pid
         assert os.getsid(worker) == worker
@@ -156,8 +156,8 @@ def test_two_processes_train_a_job_and_survive_kill_9(
 def kill_a_rank(running: ServerProcess, rank: int, options: dict[str, Any]) -> None:
     """Kill a process of a job under way, which is made whole from its last checkpoint."""
     client = running.client()
-    request = {"validation_file": upload(client, supervised(3)), "seed": 1}
-    job = create(client, upload(client, supervised(8)), request=request, **options).id
+    request = {"validation_file": upload(client, supervised_rows(3)), "seed": 1}
+    job = create(client, upload(client, supervised_rows(8)), request=request, **options).id
     wait_for_step(client, job, 8)
     os.kill(list_ranks(running, job)[rank], signal.SIGKILL)
     check_whole(client, job)

@@ -14,18 +14,18 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from tests.server.data import ASK, create, supervised, upload, wait
+from tests.server.data import ASK, create, supervised_rows, upload, wait
 from tests.server.process import ServerProcess
 
 KEY = "the-key-of-this-server"
 
 
 @pytest.fixture(scope="module")
-def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
+def tuning(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
     """A server with a key, and LoRA weights that it has trained."""
     with ServerProcess(model, tmp_path_factory.mktemp("server"), key=KEY) as server:
         client, options = server.client(), {"n_epochs": 2, "batch_size": 4, "learning_rate": 0.02}
-        job = wait(client, create(client, upload(client, supervised(4)), **options, lora_rank=4).id)
+        job = wait(client, create(client, upload(client, supervised_rows(4)), **options, lora_rank=4).id)
         yield SimpleNamespace(server=server, client=client, lora=job.fine_tuned_model, base=model)
 
 
@@ -58,22 +58,22 @@ def logprobs_loaded(loaded: torch.nn.Module, ids: list[int], count: int) -> list
     return [float(logits[place, ids[place + 1]]) for place in places]
 
 
-def test_it_loads_in_transformers_with_the_logprobs_that_are_served(trained: SimpleNamespace, tmp_path: Path):
-    folder = unpack(fetch(trained, trained.lora), tmp_path)
-    ids, served = logprobs_served(trained, trained.lora)
+def test_it_loads_in_transformers_with_the_logprobs_that_are_served(tuning: SimpleNamespace, tmp_path: Path):
+    folder = unpack(fetch(tuning, tuning.lora), tmp_path)
+    ids, served = logprobs_served(tuning, tuning.lora)
     loaded = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     assert AutoTokenizer.from_pretrained(folder).decode(ids)
     assert logprobs_loaded(loaded, ids, len(served)) == pytest.approx(served, abs=1e-4)
-    base = AutoModelForCausalLM.from_pretrained(trained.base, dtype=torch.float32)
+    base = AutoModelForCausalLM.from_pretrained(tuning.base, dtype=torch.float32)
     assert logprobs_loaded(base, ids, len(served)) != pytest.approx(served, abs=1e-2)
 
 
-def test_lora_weights_alone(trained: SimpleNamespace, tmp_path: Path):
-    folder = unpack(fetch(trained, trained.lora, lora="true"), tmp_path)
-    ids, served = logprobs_served(trained, trained.lora)
-    base = AutoModelForCausalLM.from_pretrained(trained.base, dtype=torch.float32)
+def test_lora_weights_alone(tuning: SimpleNamespace, tmp_path: Path):
+    folder = unpack(fetch(tuning, tuning.lora, lora="true"), tmp_path)
+    ids, served = logprobs_served(tuning, tuning.lora)
+    base = AutoModelForCausalLM.from_pretrained(tuning.base, dtype=torch.float32)
     loaded = PeftModel.from_pretrained(base, folder)
     assert logprobs_loaded(loaded, ids, len(served)) == pytest.approx(served, abs=1e-4)
-    refused = fetch(trained, "tiny", lora="true")
+    refused = fetch(tuning, "tiny", lora="true")
     assert refused.status_code == 400 and "has no LoRA weights" in refused.text
-    assert fetch(trained, "ft:tiny:gone").status_code == 404
+    assert fetch(tuning, "ft:tiny:gone").status_code == 404

@@ -17,12 +17,12 @@ from etude.core.errors import RequestError
 from etude.server.files import check_training_file, read_rows
 from etude.wire.http_server import ApiError
 from tests.models.tiny_models import policy
-from tests.server.data import ASK, YES, dpo, supervised, upload
+from tests.server.data import ASK, YES, dpo, supervised_rows, upload
 from tests.server.process import ServerProcess
 
 
 def test_a_file_comes_back_as_it_was(client: openai.OpenAI) -> None:
-    content = "".join(json.dumps(row) + "\r\n\n" for row in supervised(3)).encode()
+    content = "".join(json.dumps(row) + "\r\n\n" for row in supervised_rows(3)).encode()
     made = client.files.create(file=("../../up\\train.jsonl", content), purpose="fine-tune")
     FileObject.model_validate(made.model_dump())
     assert made.bytes == len(content) and made.status == "processed" and made.filename == "train.jsonl"
@@ -37,14 +37,14 @@ def test_a_file_comes_back_as_it_was(client: openai.OpenAI) -> None:
 
 def test_an_expiry_that_would_not_be_kept_is_refused(client: openai.OpenAI) -> None:
     expiry = {"anchor": "created_at", "seconds": 3600}
-    content = json.dumps(supervised(1)[0]).encode()
+    content = json.dumps(supervised_rows(1)[0]).encode()
     with pytest.raises(openai.BadRequestError, match="leave 'expires_after' out") as refused:
         client.files.create(file=("a.jsonl", content), purpose="fine-tune", expires_after=expiry)
     assert refused.value.param == "expires_after"
 
 
 def test_files_come_in_pages_the_newest_first(client: openai.OpenAI) -> None:
-    made = [upload(client, supervised(1), f"{number}.jsonl") for number in range(5)]
+    made = [upload(client, supervised_rows(1), f"{number}.jsonl") for number in range(5)]
     found = [file.id for file in client.files.list(limit=2, purpose="fine-tune")]
     assert found[:5] == made[::-1]
     oldest_first = [file.id for file in client.files.list(limit=3, order="asc")]
@@ -70,11 +70,11 @@ def test_a_file_that_was_deleted_is_named_by_a_job_that_reads_it(tmp_path: Path)
 
 def test_an_upload_that_is_sent_again_is_kept_once(client: openai.OpenAI) -> None:
     with ThreadPoolExecutor(4) as pool:
-        (made,) = set(pool.map(lambda _: upload(client, supervised(1), "again.jsonl"), range(4)))
+        (made,) = set(pool.map(lambda _: upload(client, supervised_rows(1), "again.jsonl"), range(4)))
     assert sum(file.filename == "again.jsonl" for file in client.files.list()) == 1
-    assert upload(client, supervised(2), "again.jsonl") != made
+    assert upload(client, supervised_rows(2), "again.jsonl") != made
     client.files.delete(made)
-    assert upload(client, supervised(1), "again.jsonl") == made, "what was deleted is made anew"
+    assert upload(client, supervised_rows(1), "again.jsonl") == made, "what was deleted is made anew"
 
 
 LINE = json.dumps({"messages": [ASK, YES]})
@@ -120,7 +120,7 @@ def test_what_the_model_could_not_say_is_refused_with_its_line(
     client: openai.OpenAI, row: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(openai.BadRequestError, match=f"train.jsonl, line 2: .*{told}") as caught:
-        upload(client, [supervised(1)[0], row])
+        upload(client, [supervised_rows(1)[0], row])
     assert caught.value.code == "invalid_training_file"
     pair = dpo(1)[0]
     with pytest.raises(openai.BadRequestError, match=r"line 2: .*(the arguments|does not write|begins)"):

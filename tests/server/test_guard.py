@@ -14,15 +14,15 @@ ASK = [{"role": "user", "content": "?"}]
 
 
 @pytest.fixture(scope="module")
-def locked(model: Path, tmp_path_factory: pytest.TempPathFactory):
+def locked_server(model: Path, tmp_path_factory: pytest.TempPathFactory):
     folder = tmp_path_factory.mktemp("locked")
     with ServerProcess(model, folder, "--name", "policy", key=KEY) as running:
         yield running
 
 
 @pytest.mark.parametrize("key", ["x", "wrong", KEY[:-1], KEY + "x"])
-def test_a_wrong_key_is_refused_everywhere(locked: ServerProcess, key: str) -> None:
-    with locked.http() as http:
+def test_a_wrong_key_is_refused_everywhere(locked_server: ServerProcess, key: str) -> None:
+    with locked_server.http() as http:
         for path in ("/v1/models", "/v1/files", "/metrics", "/engine/status", "/nowhere"):
             answer = http.get(path, headers={"authorization": f"Bearer {key}"})
             assert answer.status_code == 401
@@ -30,7 +30,7 @@ def test_a_wrong_key_is_refused_everywhere(locked: ServerProcess, key: str) -> N
         for path in ("/health", "/version", "/docs", "/openapi.json"):  # They tell of nobody.
             assert http.get(path, headers={"authorization": "Basic"}).status_code == 200
     with pytest.raises(openai.AuthenticationError):
-        locked.client(api_key=key).models.list()
+        locked_server.client(api_key=key).models.list()
 
 
 def test_a_web_page_cannot_reach_a_server_without_a_key_by_another_name(server: ServerProcess) -> None:
@@ -98,14 +98,14 @@ def test_two_servers_cannot_share_a_folder(server: ServerProcess, model: Path) -
         second.start()
 
 
-def test_requests_under_way_are_finished_when_the_server_is_stopped(locked: ServerProcess) -> None:
+def test_requests_under_way_are_finished_when_the_server_is_stopped(locked_server: ServerProcess) -> None:
     """The last of the tests: no other has the server that it stops."""
-    stream = locked.client().chat.completions.create(
+    stream = locked_server.client().chat.completions.create(
         model="policy", messages=ASK, max_tokens=100, stream=True, seed=3
     )
     pieces = [next(iter(stream))]
-    process = locked.terminate()
+    process = locked_server.terminate()
     pieces += list(stream)
     assert pieces[-1].choices[0].finish_reason in ("stop", "length")
     assert process.wait(timeout=60) in (0, -signal.SIGTERM)
-    assert KEY not in locked.log.read_text()
+    assert KEY not in locked_server.log.read_text()

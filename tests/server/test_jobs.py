@@ -9,7 +9,7 @@ import openai
 import pytest
 from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 
-from tests.server.data import ASK, YES, create, dpo, grpo, messages, supervised, upload, wait
+from tests.server.data import ASK, YES, create, dpo, grpo, messages, supervised_rows, upload, wait
 from tests.support import one_quick
 
 
@@ -34,9 +34,9 @@ def check_wire(job: FineTuningJob, client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("rank", one_quick(4, 0))
 def test_supervised_from_file_to_a_model_that_answers(client: openai.OpenAI, rank: int) -> None:
-    marked = b"\xef\xbb\xbf" + "".join(json.dumps(row) + "\n" for row in supervised(8)).encode()
+    marked = b"\xef\xbb\xbf" + "".join(json.dumps(row) + "\n" for row in supervised_rows(8)).encode()
     file = client.files.create(file=("with a byte order mark.jsonl", marked), purpose="fine-tune").id
-    held_out = upload(client, supervised(2))
+    held_out = upload(client, supervised_rows(2))
     request = {"suffix": "says-yes", "seed": 1, "validation_file": held_out, "metadata": {"run": "r1"}}
     options = {"n_epochs": 4, "batch_size": 4, "learning_rate": 0.02, "lora_rank": rank}
     job = create(client, file, request=request, **options)
@@ -90,7 +90,7 @@ def test_grpo_learns_from_what_the_server_sampled(client: openai.OpenAI) -> None
 
 
 def test_a_job_is_created_once_for_an_idempotency_key(client: openai.OpenAI) -> None:
-    file = upload(client, supervised(2))
+    file = upload(client, supervised_rows(2))
     header = {"extra_headers": {"Idempotency-Key": "run-1/epoch-3"}}
     first = create(client, file, request=header, n_epochs=500)
     assert create(client, file, request=header, n_epochs=500).id == first.id
@@ -98,16 +98,16 @@ def test_a_job_is_created_once_for_an_idempotency_key(client: openai.OpenAI) -> 
         create(client, file, request=header, n_epochs=2)
     assert caught.value.code == "idempotency_key_reused"
     # What counts is what a file has in it, and not when it was uploaded.
-    assert create(client, upload(client, supervised(2)), request=header, n_epochs=500).id == first.id
+    assert create(client, upload(client, supervised_rows(2)), request=header, n_epochs=500).id == first.id
     with pytest.raises(openai.ConflictError, match="by another request"):
-        create(client, upload(client, supervised(3)), request=header, n_epochs=500)
+        create(client, upload(client, supervised_rows(3)), request=header, n_epochs=500)
     with pytest.raises(openai.ConflictError, match="by another request"):
         create(client, upload(client, dpo(2)), "dpo", request=header, n_epochs=500)
     client.fine_tuning.jobs.cancel(first.id)
 
 
 def test_jobs_and_their_events_come_in_pages(client: openai.OpenAI) -> None:
-    file = upload(client, supervised(2))
+    file = upload(client, supervised_rows(2))
     made = [
         create(client, file, request={"metadata": {"page": "1"}}, n_epochs=1, batch_size=2).id
         for _ in range(3)
@@ -157,7 +157,7 @@ def test_jobs_and_their_events_come_in_pages(client: openai.OpenAI) -> None:
 def test_a_wrong_job_is_refused_with_its_field(
     client: openai.OpenAI, changed: dict, param: str, told: str
 ) -> None:
-    file = upload(client, supervised(2))
+    file = upload(client, supervised_rows(2))
     with pytest.raises(openai.APIStatusError, match=told) as caught:
         client.fine_tuning.jobs.create(**{"model": "tiny", "training_file": file} | changed)
     assert caught.value.status_code == (404 if param == "model" else 400)
@@ -174,7 +174,7 @@ def test_unknown_jobs_are_404s(client: openai.OpenAI) -> None:
 
 def test_a_row_that_the_model_cannot_take_fails_the_job_with_its_number(client: openai.OpenAI) -> None:
     long = {"messages": [ASK | {"content": "0123456789" * 50}, YES]}
-    job = wait(client, create(client, upload(client, [*supervised(2), long])).id)
+    job = wait(client, create(client, upload(client, [*supervised_rows(2), long])).id)
     assert job.status == "failed" and job.error is not None
     assert "row 3: it has" in job.error.message and "128" in job.error.message
     assert job.fine_tuned_model is None
@@ -182,7 +182,7 @@ def test_a_row_that_the_model_cannot_take_fails_the_job_with_its_number(client: 
 
 @pytest.mark.slow
 def test_a_fine_tuned_model_can_be_deleted(client: openai.OpenAI) -> None:
-    job = wait(client, create(client, upload(client, supervised(2)), n_epochs=1).id)
+    job = wait(client, create(client, upload(client, supervised_rows(2)), n_epochs=1).id)
     name = job.fine_tuned_model
     assert name is not None
     client.chat.completions.create(model=name, messages=[ASK], max_tokens=1)

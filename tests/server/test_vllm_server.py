@@ -22,7 +22,7 @@ from etude.server.settings import server_settings
 from etude.wire.http_server import ApiError
 from tests.cli.projects import etude
 from tests.forked import Forked
-from tests.server.data import ASK, YES, create, supervised, upload, wait
+from tests.server.data import ASK, YES, create, supervised_rows, upload, wait
 from tests.server.process import ServerProcess
 from tests.vllm import STAND_IN, commands, list_vllms
 
@@ -36,19 +36,19 @@ def test_vllm_answers_with_what_jobs_trained_and_comes_back_from_a_crash(
     with ServerProcess(wide, tmp_path, *options, "--engine-wait", "300") as server:
         client = server.client(timeout=300)
 
-        def said(model: str) -> str | None:
+        def ask(model: str) -> str | None:
             answer = client.chat.completions.create(model=model, messages=[ASK], temperature=0, max_tokens=5)
             return answer.choices[0].message.content
 
-        untrained = said("tiny")
+        untrained = ask("tiny")
         assert untrained != YES["content"]
         hyper = {"n_epochs": 10, "batch_size": 4, "learning_rate": 0.02}
-        file = upload(client, supervised(8))
+        file = upload(client, supervised_rows(8))
         for rank in (4, 0):  # LoRA weights beside the base model, then a whole model in its place.
             job = wait(client, create(client, file, lora_rank=rank, **hyper).id)
             assert job.fine_tuned_model is not None, job.error
-            assert said(job.fine_tuned_model) == YES["content"]
-            assert said("tiny") == untrained
+            assert ask(job.fine_tuned_model) == YES["content"]
+            assert ask("tiny") == untrained
             if rank:
                 lora = job.fine_tuned_model
         os.kill(list_vllms(server.pid)[0], signal.SIGKILL)
@@ -56,10 +56,10 @@ def test_vllm_answers_with_what_jobs_trained_and_comes_back_from_a_crash(
             deadline = time.monotonic() + 60
             while http.get("/engine/status").json()["restarts"] == 0:
                 assert time.monotonic() < deadline
-            assert said(lora) == YES["content"], "it waited for the restart"
+            assert ask(lora) == YES["content"], "it waited for the restart"
             assert http.post("/engine/stop").json()["process"] == "stopped"
             assert http.post("/engine/start").json()["process"] == "running"
-        assert said(lora) == YES["content"]
+        assert ask(lora) == YES["content"]
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def test_sigterm_while_vllm_starts_ends_the_server_and_leaves_no_process(wide: P
     assert not any(Path(f"/proc/{pid}").exists() for pid in vllms)
 
 
-def refused(model: Path, folder: Path, *options: str) -> str:
+def start_error(model: Path, folder: Path, *options: str) -> str:
     """Why a server does not start; in this process, as it does not."""
     done = etude("serve", model, "--port", 0, "--data-dir", folder, *options)
     assert done.exit_code
@@ -94,7 +94,7 @@ def test_a_model_whose_files_lack_a_weight_is_refused_at_the_start(
     (tmp_path / "half" / "config.json").write_text(json.dumps(config))
     options = ["--engine", engine, "--device", "cpu"]
     options += ["--vllm-command", shlex.join(STAND_IN)] if engine == "vllm" else []
-    assert "have no lm_head.weight" in refused(tmp_path / "half", tmp_path, *options)
+    assert "have no lm_head.weight" in start_error(tmp_path / "half", tmp_path, *options)
 
 
 class Slow(Backend):
@@ -152,4 +152,4 @@ async def test_models_that_make_room_for_each_other_all_answer(tmp_path: Path) -
 
 def test_a_vllm_that_is_not_there_ends_the_command(wide: Path, tmp_path: Path) -> None:
     options = ["--engine", "vllm", "--vllm-command", "no-such-vllm"]
-    assert "'no-such-vllm' cannot be started" in refused(wide, tmp_path, *options)
+    assert "'no-such-vllm' cannot be started" in start_error(wide, tmp_path, *options)

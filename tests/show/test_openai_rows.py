@@ -20,7 +20,7 @@ from etude.protocols import adp
 from etude.show.turns import episode_transcript
 from etude.store.episodes import encode_episode
 from etude.store.journal import Journal
-from tests.protocols.games import play_record, scripted
+from tests.protocols.games import play_record, script
 from tests.support import tool_call
 
 CALL = tool_call("calculator", {"expression": "1+2"})
@@ -28,11 +28,11 @@ TOOL = {"type": "function", "function": {"name": "calculator", "parameters": {}}
 ASKED = {"role": "user", "content": "1 plus 2?"}
 
 
-def given(role, content, **metadata):
+def item(role, content, **metadata):
     return EpisodeItem(role=role, content=content, metadata=metadata or None)
 
 
-def said(content, *, given=False, **metadata):
+def reply(content, *, given=False, **metadata):
     return EpisodeItem(
         role=EpisodeItemRole.ASSISTANT, content=content, logprobs=(), given=given, metadata=metadata
     )
@@ -41,11 +41,11 @@ def said(content, *, given=False, **metadata):
 def test_a_conversation_with_a_tool():
     trajectory = Trajectory(
         episode=[
-            given(EpisodeItemRole.SYSTEM, "You calculate."),
-            given(EpisodeItemRole.USER, "1 plus 2?"),
-            said("", tool_calls=CALL["tool_calls"], call=0, temperature=1.0),
-            given(EpisodeItemRole.TOOL, "3", tool_call_id="call_0"),
-            said("3", call=1),
+            item(EpisodeItemRole.SYSTEM, "You calculate."),
+            item(EpisodeItemRole.USER, "1 plus 2?"),
+            reply("", tool_calls=CALL["tool_calls"], call=0, temperature=1.0),
+            item(EpisodeItemRole.TOOL, "3", tool_call_id="call_0"),
+            reply("3", call=1),
         ],
         reward=1.0,
         tools=[TOOL],
@@ -152,7 +152,7 @@ async def test_thinking_is_a_part_of_its_own(record: EpisodeRecord, tmp_path: Pa
 
 async def test_a_play_is_shown_as_its_tree(tmp_path: Path) -> None:
     with Journal(tmp_path / "run.sqlite") as journal:
-        engine = scripted(prover=["one\ntwo  "], verifier=["Decision: accept"])
+        engine = script(prover=["one\ntwo  "], verifier=["Decision: accept"])
         played = await play_record(adp(), engine, journal)
         text = episode_transcript(SimpleNamespace(journal=journal, path=tmp_path, name="r"), played.id)
     shown = yaml.safe_load(text)

@@ -70,9 +70,9 @@ class Receiver(JsonServer):
             time.sleep(0.05)
 
     def episodes(self) -> list[Any]:
-        return self.named("invoke_agent")
+        return self.find("invoke_agent")
 
-    def named(self, word: str) -> list[Any]:
+    def find(self, word: str) -> list[Any]:
         return [span for span in self.spans if span.name.startswith(word)]
 
 
@@ -91,7 +91,7 @@ def test_spans_have_their_times_and_parents_and_no_content(project, receiver, mo
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-key=abcd")
     change(project / "config.yml", report="otel")
     assert etude("train", "config.yml", "--name", "one").exit_code == 0
-    episodes, calls = receiver.named("invoke_agent"), receiver.named("chat")
+    episodes, calls = receiver.find("invoke_agent"), receiver.find("chat")
     history = [json.loads(line) for line in Path("runs/one/training_metrics.jsonl").read_text().splitlines()]
     assert len(episodes) == sum(line["episodes"] for line in history) + 2 * 2
     assert len(calls) == len(episodes)
@@ -141,13 +141,13 @@ def test_tools_failures_and_content_where_it_is_asked_for(project, receiver):
         finetuning__num_epochs=1,
     )
     succeed("train", "config.yml", "--name", "one")
-    tools = receiver.named("execute_tool add")
+    tools = receiver.find("execute_tool add")
     assert tools and attributes(tools[0])["gen_ai.tool.call.result"] == "3"
     assert json.loads(attributes(tools[0])["gen_ai.tool.call.arguments"]) == {"a": 1, "b": 2}
     assert tools[0].start_time_unix_nano > 10**18
-    failed = [span for span in receiver.named("invoke_agent") if span.status.code == 2]
+    failed = [span for span in receiver.find("invoke_agent") if span.status.code == 2]
     assert failed and attributes(failed[0])["error.type"] == "raised"
-    call = attributes(receiver.named("chat")[0])
+    call = attributes(receiver.find("chat")[0])
     (asked,) = json.loads(call["gen_ai.input.messages"])
     assert asked["role"] == "user" and asked["parts"][0]["type"] == "text"
     (answered,) = json.loads(call["gen_ai.output.messages"])

@@ -12,7 +12,7 @@ import pytest
 from etude.core.errors import EtudeError
 from etude.show.tracker import TrackedRun
 from etude.show.tracker_services import WandbConfig, WandbTracker
-from tests.cli.projects import change, etude, finished
+from tests.cli.projects import change, etude, run_to_end
 from tests.support import needs
 
 
@@ -99,9 +99,9 @@ def history(file: Path) -> list[dict[str, str]]:
 def test_wandb_has_one_run_with_each_step_once(project, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     change(project / "config.yml", report="wandb")
-    trained = finished("train", "config.yml", "--name", "one", folder=project)
+    trained = run_to_end("train", "config.yml", "--name", "one", folder=project)
     assert trained.returncode == 0, trained.stdout + trained.stderr
-    resumed = finished("resume", "one", "-o", "finetuning.num_epochs=3", folder=project)
+    resumed = run_to_end("resume", "one", "-o", "finetuning.num_epochs=3", folder=project)
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
     first, second = sorted(Path("runs/one/wandb").glob("offline-run-*/run-*.wandb"))
     assert first.name == second.name  # By its id.

@@ -11,7 +11,7 @@ import pytest
 import etude as library
 from etude.show import tracker
 from etude.show.tracker import RunRecord
-from tests.cli.projects import change, etude, finished, succeed
+from tests.cli.projects import change, etude, run_to_end, succeed
 
 KEYS = ["validation/00000000", "epoch/00000001", "epoch/00000002", "validation/00000002", "finished/00000002"]
 """The records of the small project's run, in their order."""
@@ -19,12 +19,12 @@ KEYS = ["validation/00000000", "epoch/00000001", "epoch/00000002", "validation/0
 SHOWN = {"_type": "tests.show.tracker_parts:file_tracker", "file": "shown.jsonl"}
 
 
-def shown(file: Path = Path("shown.jsonl")) -> list[dict[str, Any]]:
+def read_lines(file: Path = Path("shown.jsonl")) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def records(file: Path = Path("shown.jsonl")) -> list[dict[str, Any]]:
-    return [line for line in shown(file) if "key" in line]
+    return [line for line in read_lines(file) if "key" in line]
 
 
 def test_a_run_is_shown_record_by_record_with_its_config_and_goes_on_so(project):
@@ -32,7 +32,7 @@ def test_a_run_is_shown_record_by_record_with_its_config_and_goes_on_so(project)
     assert etude("train", "config.yml", "--name", "one").exit_code == 0
     assert [line["key"] for line in records()] == KEYS
     assert [line["number"] for line in records()] == [0, 1, 2, 3, 4]
-    opened, *_, closed = shown()
+    opened, *_, closed = read_lines()
     assert opened["config"]["finetuning"]["num_epochs"] == 2
     assert closed == {"close": "finished"}
     epoch = records()[1]
@@ -77,7 +77,7 @@ def test_a_tracker_that_is_away_ends_no_run_and_gets_all_of_it_later(project, mo
 )
 def test_a_run_that_is_killed_while_it_sends_has_every_record_there_at_least_once(project, place, again):
     change(project / "config.yml", report=[SHOWN | {"kill_at": place}])
-    killed = finished("train", "config.yml", "--name", "one", folder=project)
+    killed = run_to_end("train", "config.yml", "--name", "one", folder=project)
     assert killed.returncode == -9, killed.stdout + killed.stderr
     before = [line["key"] for line in records()]
     succeed("resume", "one")
@@ -88,7 +88,7 @@ def test_a_run_that_is_killed_while_it_sends_has_every_record_there_at_least_onc
 def test_functions_of_a_program_and_of_a_config_are_called_with_each_record(project):
     given: list[RunRecord] = []
     run = library.train(
-        "config.yml", report=[given.append, "tests.show.tracker_parts:noted"], name="one", progress=False
+        "config.yml", report=[given.append, "tests.show.tracker_parts:note"], name="one", progress=False
     )
     assert [record.key for record in given] == KEYS
     assert Path("noted.txt").read_text().split() == KEYS
@@ -110,7 +110,7 @@ def test_an_evaluation_is_shown_too(project):
 
 def test_secrets_reach_no_tracker(project, monkeypatch):
     monkeypatch.setenv("MY_API_KEY", "sesame-opens-all")
-    model = {"_type": "tests.cli.parts:scripted", "api_key": "${MY_API_KEY}"}
+    model = {"_type": "tests.cli.parts:open_scripted", "api_key": "${MY_API_KEY}"}
     rows = [{"id": f"t{n}", "question": "say sesame-opens-all", "answer": "yes"} for n in range(8)]
     Path("train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     change(project / "config.yml", report=[SHOWN], llms={"policy": model})

@@ -75,7 +75,7 @@ async def file_tracker(config: FileTrackerConfig, builder: Builder) -> AsyncIter
     yield FileTracker(config.file, config.kill_at)
 
 
-def noted(record: RunRecord) -> None:
+def note(record: RunRecord) -> None:
     """A function as a config names it."""
     with Path("noted.txt").open("a") as file:
         file.write(record.key + "\n")

@@ -26,7 +26,7 @@ PLACE = "faulty://bucket/run"
 
 
 @pytest.fixture(autouse=True)
-def healed() -> Iterator[None]:
+def heal() -> Iterator[None]:
     Faulty.store.clear()
     Faulty.pseudo_dirs[:] = [""]
     yield

@@ -36,7 +36,7 @@ def run_with(
     return store_run(root, name, episodes, config=SETTINGS % (epochs, root / name))
 
 
-def measured(run: Path) -> dict[str, list[float]]:
+def read_scores(run: Path) -> dict[str, list[float]]:
     """The scores of each example."""
     return {id: [each["score"] for each in own] for (id, _), own in stored_scores(run)["right"].items()}
 
@@ -69,12 +69,12 @@ def test_only_examples_that_both_have_count_and_one_id_with_other_inputs_is_anot
 def test_the_latest_validation_is_what_a_training_run_is_measured_by(tmp_path):
     phases = {"validation/0": {"a": [0.0]}, "validation/10": {"a": [1.0]}, "validation/9": {"a": [0.5]}}
     run = run_with(tmp_path, "a", {**phases, "train/4": {"a": [0.2]}})
-    assert measured(run) == {"a": [1.0]}
+    assert read_scores(run) == {"a": [1.0]}
 
 
 def test_failures_are_left_out(tmp_path):
     run = run_with(tmp_path, "a", {"eval": {"a": [0.0, 1.0, None], "b": [None]}})
-    assert measured(run) == {"a": [0.0, 1.0]}
+    assert read_scores(run) == {"a": [0.0, 1.0]}
 
 
 def test_settings_that_differ(tmp_path):

@@ -36,7 +36,7 @@ asyncio.run(main())
 
 
 @pytest.fixture(scope="module")
-def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def killed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run folder whose process was killed."""
     run = tmp_path_factory.mktemp("killed")
     process = Forked(["-c", WRITER, str(run / "run.db")], run, dict(os.environ), program="python")
@@ -47,8 +47,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(killed: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(killed, tmp_path / "run"))
+def run(killed_run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(killed_run, tmp_path / "run"))
 
 
 def content(run: Path) -> dict[str, object]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from etude.core.errors import StoreError
 from etude.store.database import Writer
 from etude.store.journal import Journal
-from tests.support import drawn
+from tests.support import draws
 
 keys = st.text(alphabet=st.characters(exclude_categories=["Cs", "Cn"]), min_size=1, max_size=12)
 values = st.recursive(
@@ -26,7 +26,7 @@ values = st.recursive(
 )
 
 
-def counted(value):
+def count_calls(value):
     """A function that returns `value` and a list that grows by one at each call."""
     calls: list[int] = []
 
@@ -41,7 +41,7 @@ def counted(value):
     ("value", "kept"), [({"answer": 42}, {"answer": 42}), (None, None), ({"pair": (1, 2)}, {"pair": [1, 2]})]
 )
 async def test_a_step_runs_once_and_is_remembered_also_by_the_next_process(tmp_path, value, kept) -> None:
-    fn, calls = counted(value)
+    fn, calls = count_calls(value)
     for _ in range(2):
         with Journal(tmp_path / "run.db") as journal:
             assert await journal.step("a", fn) == await journal.step("a", fn) == kept
@@ -49,7 +49,7 @@ async def test_a_step_runs_once_and_is_remembered_also_by_the_next_process(tmp_p
 
 
 async def test_a_codec_lets_a_step_return_more_than_json(journal: Journal) -> None:
-    fn, calls = counted({3, 1, 2})
+    fn, calls = count_calls({3, 1, 2})
     first = await journal.step("a", fn, encode=sorted, decode=set)
     again = await journal.step("a", fn, encode=sorted, decode=set)
     assert first == again == {1, 2, 3}
@@ -75,17 +75,17 @@ async def test_steps_of_one_key_at_the_same_time_run_once(journal: Journal) -> N
 async def test_all_who_wait_for_a_step_see_its_error_and_nothing_is_stored(journal: Journal) -> None:
     release = asyncio.Event()
 
-    async def broken():
+    async def fail():
         await release.wait()
         raise ValueError("no")
 
-    steps = [asyncio.create_task(journal.step("a", broken)) for _ in range(3)]
+    steps = [asyncio.create_task(journal.step("a", fail)) for _ in range(3)]
     await asyncio.sleep(0)
     release.set()
     outcomes = await asyncio.gather(*steps, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [ValueError] * 3
     assert "a" not in dict(journal.scan())
-    fn, _ = counted(7)
+    fn, _ = count_calls(7)
     assert await journal.step("a", fn) == 7
 
 
@@ -96,7 +96,7 @@ async def test_when_a_step_is_cancelled_another_waiter_takes_it_over(journal: Jo
         started.set()
         await asyncio.Event().wait()
 
-    fn, calls = counted("taken over")
+    fn, calls = count_calls("taken over")
     first = asyncio.create_task(journal.step("a", never))
     await started.wait()
     second = asyncio.create_task(journal.step("a", fn))
@@ -124,7 +124,7 @@ async def test_a_result_is_kept_when_its_owner_is_cancelled_while_it_is_stored(j
 
 
 async def test_a_value_that_is_no_json_is_refused_by_name(journal: Journal) -> None:
-    fn, _ = counted(object())
+    fn, _ = count_calls(object())
     with pytest.raises(TypeError, match=r"'train/1' .* JSON: "):
         await journal.step("train/1", fn)
     assert "train/1" not in dict(journal.scan())
@@ -151,7 +151,7 @@ async def test_a_step_that_is_forgotten_is_taken_anew(journal: Journal) -> None:
     await journal.put("a", "old")
     await journal.put("a/b", "stays")
     await journal.forget("a")
-    fn, _ = counted("new")
+    fn, _ = count_calls("new")
     assert await journal.step("a", fn) == "new"
     assert journal.get("a/b") == "stays"
     # Writes keep their order.
@@ -168,7 +168,7 @@ async def test_flush_waits_for_writes_that_nobody_awaits(journal: Journal) -> No
     await asyncio.gather(*writes)
 
 
-@settings(max_examples=drawn(8), deadline=None)
+@settings(max_examples=draws(8), deadline=None)
 @given(entries=st.dictionaries(keys, values, max_size=8), prefix=st.text(max_size=2).filter(str.isprintable))
 def test_any_unicode_key_and_json_value_comes_back(entries, prefix, tmp_path_factory) -> None:
     async def check() -> None:
@@ -294,7 +294,7 @@ async def test_only_known_keys_are_looked_up(journal: Journal, monkeypatch: pyte
     monkeypatch.setattr(
         journal, "select", lambda query, bounds=(): looked.append(bounds) or select(query, bounds)
     )
-    fn, _ = counted(7)
+    fn, _ = count_calls(7)
     assert journal.get("a") is None
     assert await journal.step("b", fn) == 7
     assert not looked
@@ -308,11 +308,11 @@ async def test_what_is_stored_in_one_turn_of_the_event_loop_is_one_commit(
     sizes: list[int] = []
     write = Writer._write
 
-    def noted(self: Writer, batch: list[Any]) -> None:
+    def note(self: Writer, batch: list[Any]) -> None:
         sizes.append(len(batch))
         write(self, batch)
 
-    monkeypatch.setattr(Writer, "_write", noted)
+    monkeypatch.setattr(Writer, "_write", note)
     with Journal(tmp_path / "run.db") as journal:
         await asyncio.gather(*(journal.put(f"{number}", number) for number in range(20)))
         assert sizes == [20]

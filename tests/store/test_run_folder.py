@@ -171,7 +171,7 @@ def version(run: Path, number: int) -> ModelVersion:
     return ModelVersion(number=number, location=str(run / "checkpoints" / f"v{number}"), digest=f"d{number}")
 
 
-def run_of(root: Path, rewards: Mapping[int, float], trained: Sequence[int]) -> Path:
+def make_run(root: Path, rewards: Mapping[int, float], trained: Sequence[int]) -> Path:
     """A run that trained some versions, with the rewards of its validations by version."""
     epochs = [
         EpochEntry(epoch=number, timestamp="", version=version(root / "r", number)) for number in trained
@@ -188,7 +188,7 @@ def run_of(root: Path, rewards: Mapping[int, float], trained: Sequence[int]) -> 
 @pytest.fixture
 def trained_run(tmp_path):
     """Three versions, of which the second was the best and the first was not kept."""
-    run = run_of(tmp_path, {1: 0.3, 2: 0.9, 3: 0.6}, [1, 2, 3])
+    run = make_run(tmp_path, {1: 0.3, 2: 0.9, 3: 0.6}, [1, 2, 3])
     for number in (2, 3):
         (run / "checkpoints" / f"v{number}").mkdir(parents=True)
     return run
@@ -217,7 +217,7 @@ def test_runs_by_name_and_by_folder(trained_run, text, shown):
 
 
 def test_where_no_version_was_measured_after_training_none_is_the_best(tmp_path):
-    run = run_of(tmp_path, {}, [1])
+    run = make_run(tmp_path, {}, [1])
     (run / "checkpoints" / "v1").mkdir(parents=True)
     with pytest.raises(RequestError, match=r"r:last .* v1\..*validation_dataset"):
         choose_version(run, "best")
@@ -226,7 +226,7 @@ def test_where_no_version_was_measured_after_training_none_is_the_best(tmp_path)
 
 
 def test_the_base_model_is_the_best_where_training_made_it_worse(tmp_path):
-    run = run_of(tmp_path, {0: 0.4, 1: 0.0}, [1])
+    run = make_run(tmp_path, {0: 0.4, 1: 0.0}, [1])
     for wish in ("", "best"):
         chosen = choose_version(run, wish)
         assert chosen.version is None

@@ -17,12 +17,12 @@ from etude.core.episode import Failure
 from etude.view.app import create_view
 from etude.view.episodes import CHUNK
 from etude.view.pages import url
-from tests.support import drawn
+from tests.support import draws
 from tests.view.conftest import KEY, opened_at
 from tests.view.stored import Told, epoch_entry, store_run
 
 
-def shown(client, path, status=200):
+def get(client, path, status=200):
     answer = client.get(path)
     assert answer.status_code == status, answer.text
     return answer.text
@@ -40,20 +40,20 @@ def charts(text):
 
 
 def test_runs_are_listed_with_their_rewards(client):
-    text = words(shown(client, "/"))
+    text = words(get(client, "/"))
     assert "first grpo unfinished 2/3 0.500 [0.400, 0.600] in epoch 1 0.900 [0.800, 1.000] in epoch 2" in text
 
 
 def test_a_run_has_charts_of_what_was_measured(client):
-    drawn = charts(shown(client, "/runs/first"))
+    drawn = charts(get(client, "/runs/first"))
     assert {"reward", "correct", "style", "loss", "KL to the sampler"} <= drawn.keys()
     (reward,) = drawn["reward"]["lines"]
     assert reward["values"] == [0.5, 0.9, None] and reward["low"][:2] == [0.4, 0.8]
-    assert charts(shown(client, "/runs/second"))["failures by cause"]["lines"][0]["values"] == [None, 3.0]
+    assert charts(get(client, "/runs/second"))["failures by cause"]["lines"][0]["values"] == [None, 3.0]
 
 
 def test_groups_show_the_spread_of_their_rewards(client):
-    text = words(shown(client, "/runs/first/phases/train/1"))
+    text = words(get(client, "/runs/first/phases/train/1"))
     assert re.search(r"a episode 0, reward 0 episode 1, reward 1 0.500 0 … 1", text)
 
 
@@ -67,32 +67,32 @@ def test_groups_show_the_spread_of_their_rewards(client):
     ],
 )
 def test_a_filter_finds_in_all_phases(client, query, found):
-    text = shown(client, f"/runs/first/phases?q={query}")
+    text = get(client, f"/runs/first/phases?q={query}")
     assert re.findall(r'data-row href="/runs/first/episodes/([^"]*)"', text) == found
 
 
 def test_an_episode_shows_everything(client):
-    text = words(shown(client, "/runs/first/episodes/train/2/a/0"))
+    text = words(get(client, "/runs/first/episodes/train/2/a/0"))
     for part in ("two and two?", "it is four", "Thinking, 5 characters", "2 + 2", "it is <b>right</b>",
                  "step reward 0.5 good", "correct, the reward 1", "expected four"):  # fmt: skip
         assert part in text
-    assert "timeout took 30 s" in words(shown(client, "/runs/first/episodes/train/1/b/0"))
+    assert "timeout took 30 s" in words(get(client, "/runs/first/episodes/train/1/b/0"))
 
 
 def test_tool_calls_of_any_kind_are_shown(tmp_path):
     calls = [{"id": "1"}, {"id": "2", "function": {"name": "add", "arguments": {"a": 1}}}]
     odd = {"role": "assistant", "content": None, "tool_calls": calls}
     store_run(tmp_path, episodes=[Told("train/1/a/0", (odd,))])
-    assert 'add ({ "a": 1 })' in words(shown(opened_at(tmp_path), "/runs/r/episodes/train/1/a/0"))
+    assert 'add ({ "a": 1 })' in words(get(opened_at(tmp_path), "/runs/r/episodes/train/1/a/0"))
 
 
 def test_a_status_that_another_version_has_left_hides_no_run(tmp_path):
     (store_run(tmp_path, epochs=[epoch_entry(1)]) / "status.json").write_text('{"run": "r"}')
-    assert "unfinished" in words(shown(opened_at(tmp_path), "/runs/r"))
+    assert "unfinished" in words(get(opened_at(tmp_path), "/runs/r"))
 
 
 def test_siblings_stand_side_by_side(client):
-    text = words(shown(client, "/runs/first/groups/train/1/a"))
+    text = words(get(client, "/runs/first/groups/train/1/a"))
     assert (
         "Episode 0 reward 0" in text and "Episode 1 reward 1" in text and "drifted: the tool's answer" in text
     )
@@ -101,8 +101,8 @@ def test_siblings_stand_side_by_side(client):
 def test_what_is_not_there_is_said(client):
     for path in ("/nowhere", "/runs/third", "/runs/first/phases/train/9", "/runs/first/episodes/train/1/a/7",
                  "/runs/first/groups/train/1/z"):  # fmt: skip
-        assert "no" in words(shown(client, path, status=404))
-    assert "a number" in words(shown(client, "/runs/first/episodes/train/1/a/0?turn=abc", status=404))
+        assert "no" in words(get(client, path, status=404))
+    assert "a number" in words(get(client, "/runs/first/episodes/train/1/a/0?turn=abc", status=404))
 
 
 def test_reading_writes_nothing(runs, client):
@@ -113,7 +113,7 @@ def test_reading_writes_nothing(runs, client):
 
     before = state()
     for path in ("/", "/runs/first", "/runs/first/phases", "/runs/first/episodes/train/1/a/0"):
-        shown(client, path)
+        get(client, path)
     assert state() == before
 
 
@@ -138,7 +138,7 @@ def is_addressable(name):
     return not {"", ".", ".."} & set(name.split("/"))
 
 
-@settings(max_examples=drawn(4), deadline=None)
+@settings(max_examples=draws(4), deadline=None)
 @given(
     text=st.just(" ".join(_NAMED)) | _TEXT,
     name=st.text("<>\"'&/%?#. é;", min_size=1, max_size=8).filter(is_addressable),
@@ -175,7 +175,7 @@ def test_failures_are_shown_by_cause_with_an_episode(tmp_path):
     cause = {"kind": "raised", "reason": "no, 7", "count": 1234, "episode": told.id}
     store_run(tmp_path, "r", [told], [epoch_entry(1, failure_causes=[cause])])
     client = opened_at(tmp_path)
-    text = words(shown(client, "/runs/r"))
+    text = words(get(client, "/runs/r"))
     assert "1 234 raised: no, 7 train/1/b/0" in text.replace("\u202f", " ")
 
 
@@ -268,7 +268,7 @@ SAYS = ({"role": "assistant", "content": "hm"}, {"role": "assistant", "content":
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory):
+def opened_run(tmp_path_factory):
     """A run with short, long and unknown sequences."""
     root = tmp_path_factory.mktemp("runs")
     long, told = Told("eval/l/0", SAYS[:1] * 600), Told("train/1/b/0", SAYS[1:], has_ids=False)
@@ -280,28 +280,28 @@ def chunk(client, id, start=0):
     return client.get(f"/runs/r/chunks/{id}?sequence=0&from={start}").json()
 
 
-def test_the_page_says_what_was_sampled_and_what_is_not_recorded(opened):
-    text = words(shown(opened, "/runs/r/tokens/train/1/a/0"))
+def test_the_page_says_what_was_sampled_and_what_is_not_recorded(opened_run):
+    text = words(get(opened_run, "/runs/r/tokens/train/1/a/0"))
     assert "13 tokens of policy, 8 of them sampled in 2 answers" in text
     assert "shown by their ids" in text
-    assert "no token ids" in words(shown(opened, "/runs/r/tokens/train/1/b/0", status=404))
+    assert "no token ids" in words(get(opened_run, "/runs/r/tokens/train/1/b/0", status=404))
 
 
-def test_every_token_has_its_numbers(opened):
-    data = chunk(opened, "train/1/a/0")
+def test_every_token_has_its_numbers(opened_run):
+    data = chunk(opened_run, "train/1/a/0")
     assert data["ids"] == [1, 2, 3, 10, 11, 12, 13, 4, 5, 11, 12, 13, 14]
     assert data["spans"] == [[3, 7, 0, "<workflow>", 0], [9, 13, 1, "<workflow>", 0]]
     assert data["logprobs"] == [None] * 3 + [-0.1, -0.7, -0.01, -2.5] + [None] * 2 + [-0.1, -0.7, -0.01, -2.5]
 
 
-def test_a_long_sequence_comes_in_chunks_that_make_it_up(opened):
+def test_a_long_sequence_comes_in_chunks_that_make_it_up(opened_run):
     whole = []
-    while part := chunk(opened, "eval/l/0", len(whole)).get("ids"):
+    while part := chunk(opened_run, "eval/l/0", len(whole)).get("ids"):
         assert len(part) <= CHUNK
         whole += part
     assert len(whole) == 3 + 600 * 6 - 2
 
 
 @pytest.mark.parametrize("query", ["sequence=9", "sequence=-1", "sequence=x", "from=y"])
-def test_what_is_not_there_is_no_page(opened, query):
-    assert opened.get(f"/runs/r/chunks/train/1/a/0?{query}").status_code == 404
+def test_what_is_not_there_is_no_page(opened_run, query):
+    assert opened_run.get(f"/runs/r/chunks/train/1/a/0?{query}").status_code == 404

@@ -52,7 +52,7 @@ class Verdict:
     """Of a refusal, where it has another word than the field's name."""
 
 
-def honoured(value: Any, **beside: Any) -> Verdict:
+def honour(value: Any, **beside: Any) -> Verdict:
     """The answer that is asked for, or the reply, is another one."""
     return Verdict("honoured", value, beside)
 
@@ -62,7 +62,7 @@ def free(value: Any) -> Verdict:
     return Verdict("free", value)
 
 
-def refused(value: Any, told: str = "") -> Verdict:
+def refuse(value: Any, told: str = "") -> Verdict:
     """Refused, with the field's name."""
     return Verdict("refused", value, told=told)
 
@@ -90,17 +90,17 @@ class Part:
 
 
 COMMON = {
-    "model": honoured("other"),
-    "frequency_penalty": honoured(0.5),
-    "logit_bias": honoured({"5": 1}),
-    "max_tokens": honoured(7),
-    "n": honoured(2),
-    "presence_penalty": honoured(0.5),
-    "seed": honoured(3),
-    "stop": honoured(["x"]),
-    "stream_options": honoured({"include_usage": True}, stream=True),
-    "temperature": honoured(0.5),
-    "top_p": honoured(0.5),
+    "model": honour("other"),
+    "frequency_penalty": honour(0.5),
+    "logit_bias": honour({"5": 1}),
+    "max_tokens": honour(7),
+    "n": honour(2),
+    "presence_penalty": honour(0.5),
+    "seed": honour(3),
+    "stop": honour(["x"]),
+    "stream_options": honour({"include_usage": True}, stream=True),
+    "temperature": honour(0.5),
+    "top_p": honour(0.5),
     "user": free("someone"),
 }
 REFUSED = (
@@ -110,117 +110,117 @@ REFUSED = (
     "truncation_side use_beam_search vllm_xargs watermarking"
 )
 VLLM: dict[str, Verdict | tuple[Verdict, ...]] = {
-    **dict.fromkeys(REFUSED.split(), refused({"a": 1})),
+    **dict.fromkeys(REFUSED.split(), refuse({"a": 1})),
     "cache_salt": free("x"),
-    "min_p": honoured(0.1),
-    "min_tokens": honoured(2),
-    "priority": (free(0), refused(1)),
-    "prompt_logprobs": refused(1),
-    "repetition_penalty": honoured(1.2),
+    "min_p": honour(0.1),
+    "min_tokens": honour(2),
+    "priority": (free(0), refuse(1)),
+    "prompt_logprobs": refuse(1),
+    "repetition_penalty": honour(1.2),
     "request_id": free("x"),
-    "return_token_ids": honoured(True),
-    "return_tokens_as_token_ids": honoured(True),
-    "skip_special_tokens": (free(False), refused(True)),
+    "return_token_ids": honour(True),
+    "return_tokens_as_token_ids": honour(True),
+    "skip_special_tokens": (free(False), refuse(True)),
     "spaces_between_special_tokens": (free(True), free(False)),
-    "stop_token_ids": honoured([5]),
-    "structured_outputs": honoured({"regex": "a+"}),
-    "top_k": honoured(5),
+    "stop_token_ids": honour([5]),
+    "structured_outputs": honour({"regex": "a+"}),
+    "top_k": honour(5),
 }
 """Of 0.32 and a few later ones."""
 VLLM_CHAT = VLLM | {
-    "add_generation_prompt": refused(True),
-    "chat_template_kwargs": honoured({"a": 1}),
-    "continue_final_message": refused(False),
-    "echo": refused(True),
-    "include_reasoning": refused(True),
-    "return_prompt_text": refused(True),
+    "add_generation_prompt": refuse(True),
+    "chat_template_kwargs": honour({"a": 1}),
+    "continue_final_message": refuse(False),
+    "echo": refuse(True),
+    "include_reasoning": refuse(True),
+    "return_prompt_text": refuse(True),
 }
-VLLM_TEXT = VLLM | {"add_special_tokens": refused(False), "response_format": honoured(JSON_SCHEMA)}
+VLLM_TEXT = VLLM | {"add_special_tokens": refuse(False), "response_format": honour(JSON_SCHEMA)}
 CHAT = COMMON | {
-    "logprobs": honoured(True),
-    "max_completion_tokens": honoured(7),
-    "messages": honoured([*ASK, *ASK]),
+    "logprobs": honour(True),
+    "max_completion_tokens": honour(7),
+    "messages": honour([*ASK, *ASK]),
     "metadata": free({"a": "b"}),
-    "modalities": (free(["text"]), refused(["text", "audio"])),
-    "parallel_tool_calls": honoured(False),
+    "modalities": (free(["text"]), refuse(["text", "audio"])),
+    "parallel_tool_calls": honour(False),
     "prediction": free({"type": "content", "content": "x"}),
     "prompt_cache_key": free("x"),
     "prompt_cache_options": free({"ttl": "30m"}),
     "prompt_cache_retention": free("24h"),
-    "reasoning_effort": honoured("low"),
+    "reasoning_effort": honour("low"),
     "response_format": (
-        honoured(JSON_SCHEMA),
-        honoured({"type": "json_object"}),
-        refused({"type": "json_object", "schema": SCHEMA}),
-        refused({"type": "structural_tag"}),
+        honour(JSON_SCHEMA),
+        honour({"type": "json_object"}),
+        refuse({"type": "json_object", "schema": SCHEMA}),
+        refuse({"type": "structural_tag"}),
     ),
     "safety_identifier": free("x"),
-    "service_tier": (free("auto"), free("default"), free("flex"), refused("priority"), refused("fast")),
+    "service_tier": (free("auto"), free("default"), free("flex"), refuse("priority"), refuse("fast")),
     "store": free(False),
-    "tool_choice": (honoured("required", tools=[ADD]), refused({"type": "custom", "custom": {"name": "x"}})),
-    "tools": honoured([ADD]),
-    "top_logprobs": (honoured(2, logprobs=True), refused(2)),
+    "tool_choice": (honour("required", tools=[ADD]), refuse({"type": "custom", "custom": {"name": "x"}})),
+    "tools": honour([ADD]),
+    "top_logprobs": (honour(2, logprobs=True), refuse(2)),
     "verbosity": free("low"),
 }
 TEXT = COMMON | {
-    "stream_options": refused({"include_usage": True}),
-    "logprobs": honoured(2),
-    "prompt": honoured([[5]]),
+    "stream_options": refuse({"include_usage": True}),
+    "logprobs": honour(2),
+    "prompt": honour([[5]]),
 }
 RESPONSES = {
-    "background": (free(False), refused(True)),
-    "include": (free(["reasoning.encrypted_content"]), refused(["message.output_text.logprobs"])),
-    "input": honoured("what?"),
-    "instructions": honoured("Be brief."),
-    "max_output_tokens": honoured(7),
+    "background": (free(False), refuse(True)),
+    "include": (free(["reasoning.encrypted_content"]), refuse(["message.output_text.logprobs"])),
+    "input": honour("what?"),
+    "instructions": honour("Be brief."),
+    "max_output_tokens": honour(7),
     "metadata": free({"a": "b"}),
-    "model": honoured("other"),
-    "parallel_tool_calls": honoured(False),
-    "previous_response_id": refused("resp_of_another"),
+    "model": honour("other"),
+    "parallel_tool_calls": honour(False),
+    "previous_response_id": refuse("resp_of_another"),
     "prompt_cache_key": free("x"),
     "prompt_cache_options": free({"ttl": "30m"}),
     "prompt_cache_retention": free("24h"),
-    "reasoning": honoured({"effort": "low"}),
+    "reasoning": honour({"effort": "low"}),
     "safety_identifier": free("x"),
-    "service_tier": (free("auto"), refused("priority")),
-    "store": honoured(False),
+    "service_tier": (free("auto"), refuse("priority")),
+    "store": honour(False),
     "stream_options": free({"include_obfuscation": False}),
-    "temperature": honoured(0.5),
-    "text": honoured({"format": {"type": "json_object"}}),
-    "tool_choice": honoured("required", tools=[{"type": "function", "name": "add"}]),
-    "tools": honoured([{"type": "function", "name": "add"}]),
-    "top_logprobs": refused(2),
-    "top_p": honoured(0.5),
-    "truncation": (free("disabled"), refused("auto")),
+    "temperature": honour(0.5),
+    "text": honour({"format": {"type": "json_object"}}),
+    "tool_choice": honour("required", tools=[{"type": "function", "name": "add"}]),
+    "tools": honour([{"type": "function", "name": "add"}]),
+    "top_logprobs": refuse(2),
+    "top_p": honour(0.5),
+    "truncation": (free("disabled"), refuse("auto")),
     "user": free("someone"),
 }
 MESSAGES = {
     "cache_control": free({"type": "ephemeral"}),
     "diagnostics": free({"previous_message_id": "x"}),
-    "inference_geo": (free("global"), refused("us")),
-    "max_tokens": honoured(7),
-    "messages": honoured([*ASK, *ASK]),
+    "inference_geo": (free("global"), refuse("us")),
+    "max_tokens": honour(7),
+    "messages": honour([*ASK, *ASK]),
     "metadata": free({"user_id": "x"}),
-    "model": honoured("other"),
-    "output_config": honoured({"effort": "low"}),
-    "service_tier": (free("auto"), free("standard_only"), refused("priority")),
-    "speed": (free("standard"), refused("fast")),
-    "stop_sequences": honoured(["x"]),
-    "system": honoured("Be brief."),
-    "thinking": honoured({"type": "enabled", "budget_tokens": 1024}),
-    "tool_choice": honoured({"type": "any"}, tools=[{"name": "add"}]),
-    "tools": honoured([{"name": "add"}]),
+    "model": honour("other"),
+    "output_config": honour({"effort": "low"}),
+    "service_tier": (free("auto"), free("standard_only"), refuse("priority")),
+    "speed": (free("standard"), refuse("fast")),
+    "stop_sequences": honour(["x"]),
+    "system": honour("Be brief."),
+    "thinking": honour({"type": "enabled", "budget_tokens": 1024}),
+    "tool_choice": honour({"type": "any"}, tools=[{"name": "add"}]),
+    "tools": honour([{"name": "add"}]),
     "user_profile_id": free("x"),
     "workspace_id": free("x"),
 }
 BETA = MESSAGES | {
-    "context_management": (free({"edits": []}), refused({"edits": [{"type": "clear_tool_uses_20250919"}]})),
-    "mcp_servers": (free([]), refused([{"type": "url", "url": "x", "name": "x"}])),
-    "thread": refused({"type": "create"}),
+    "context_management": (free({"edits": []}), refuse({"edits": [{"type": "clear_tool_uses_20250919"}]})),
+    "mcp_servers": (free([]), refuse([{"type": "url", "url": "x", "name": "x"}])),
+    "thread": refuse({"type": "create"}),
 }
 
 
-def said(**fields: Any) -> dict[str, Any]:
+def reply(**fields: Any) -> dict[str, Any]:
     return {"messages": [*ASK, {"role": "assistant", "content": "x", **fields}, *ASK]}
 
 
@@ -228,7 +228,7 @@ def block(**fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": [fields]}]}
 
 
-def used(result: Mapping[str, Any], use: Mapping[str, Any]) -> dict[str, Any]:
+def tool_round(result: Mapping[str, Any], use: Mapping[str, Any]) -> dict[str, Any]:
     call = {"type": "tool_use", "id": "t1", "name": "add", "input": {}, **use}
     answer = {"type": "tool_result", "tool_use_id": "t1", **result}
     talk = [{"role": "assistant", "content": [call]}, {"role": "user", "content": [answer]}]
@@ -259,9 +259,9 @@ PARTS = [
         "/chat/completions",
         (chat.ChatCompletionStreamOptionsParam,),
         {
-            "include_usage": honoured(True),
-            "include_obfuscation": (free(False), refused(True)),
-            "continuous_usage_stats": refused(True),
+            "include_usage": honour(True),
+            "include_obfuscation": (free(False), refuse(True)),
+            "continuous_usage_stats": refuse(True),
         },
         lambda found: {"stream": True, "stream_options": found},
         frozenset({"continuous_usage_stats"}),
@@ -270,10 +270,10 @@ PARTS = [
         "/chat/completions",
         (shared_params.FunctionDefinition,),
         {
-            "name": honoured("sub"),
-            "description": honoured("Adds."),
-            "parameters": (honoured(SCHEMA), refused("{}"), refused([])),
-            "strict": (honoured(True), refused("yes")),
+            "name": honour("sub"),
+            "description": honour("Adds."),
+            "parameters": (honour(SCHEMA), refuse("{}"), refuse([])),
+            "strict": (honour(True), refuse("yes")),
         },
         lambda found: tool(**found),
     ),
@@ -281,27 +281,27 @@ PARTS = [
         "/chat/completions",
         (chat.ChatCompletionAssistantMessageParam,),
         {
-            "role": honoured("user"),
-            "content": honoured("y"),
-            "name": honoured("x"),
-            "tool_calls": honoured([CALL]),
-            "refusal": refused("No."),
-            "reasoning": (honoured("1 + 2"), refused({"text": "1 + 2"})),
+            "role": honour("user"),
+            "content": honour("y"),
+            "name": honour("x"),
+            "tool_calls": honour([CALL]),
+            "refusal": refuse("No."),
+            "reasoning": (honour("1 + 2"), refuse({"text": "1 + 2"})),
         },
-        lambda found: said(**found),
+        lambda found: reply(**found),
         frozenset({"reasoning"}),
     ),
     Part(
         "/responses",
         (responses.FunctionToolParam,),
         {
-            "type": refused("custom"),
-            "name": honoured("sub"),
-            "parameters": honoured(SCHEMA),
-            "strict": honoured(True),
-            "description": honoured("Adds."),
-            "allowed_callers": (free(["direct"]), refused(["programmatic"])),
-            "defer_loading": (free(False), refused(True)),
+            "type": refuse("custom"),
+            "name": honour("sub"),
+            "parameters": honour(SCHEMA),
+            "strict": honour(True),
+            "description": honour("Adds."),
+            "allowed_callers": (free(["direct"]), refuse(["programmatic"])),
+            "defer_loading": (free(False), refuse(True)),
         },
         lambda found: function(**found),
     ),
@@ -309,11 +309,11 @@ PARTS = [
         "/responses",
         (shared_params.Reasoning,),
         {
-            "context": (free("auto"), refused("all_turns")),
-            "effort": honoured("low"),
+            "context": (free("auto"), refuse("all_turns")),
+            "effort": honour("low"),
             "generate_summary": free("auto"),
             "summary": free("auto"),
-            "mode": refused("pro"),
+            "mode": refuse("pro"),
         },
         lambda found: {"reasoning": found},
     ),
@@ -321,16 +321,16 @@ PARTS = [
         "/messages",
         (claude.ToolParam, claude_beta.BetaToolParam),
         {
-            "allowed_callers": (free(["direct"]), refused(["code_execution_20260120"])),
+            "allowed_callers": (free(["direct"]), refuse(["code_execution_20260120"])),
             "cache_control": free({"type": "ephemeral"}),
-            "defer_loading": (free(False), refused(True)),
-            "description": honoured("Adds."),
+            "defer_loading": (free(False), refuse(True)),
+            "description": honour("Adds."),
             "eager_input_streaming": free(True),
-            "input_examples": refused([{}]),
-            "input_schema": honoured(SCHEMA),
-            "name": honoured("sub"),
-            "strict": honoured(True),
-            "type": (free("custom"), refused("bash_20250124")),
+            "input_examples": refuse([{}]),
+            "input_schema": honour(SCHEMA),
+            "name": honour("sub"),
+            "strict": honour(True),
+            "type": (free("custom"), refuse("bash_20250124")),
         },
         lambda found: {"tools": [{"name": "add", **found}]},
     ),
@@ -338,9 +338,9 @@ PARTS = [
         "/messages",
         (claude.OutputConfigParam,),
         {
-            "effort": honoured("low"),
-            "format": honoured({"type": "json_schema", "schema": SCHEMA}),
-            "task_budget": refused({"type": "tokens", "total": 5}),
+            "effort": honour("low"),
+            "format": honour({"type": "json_schema", "schema": SCHEMA}),
+            "task_budget": refuse({"type": "tokens", "total": 5}),
         },
         lambda found: {"output_config": found},
         frozenset({"task_budget"}),
@@ -349,10 +349,10 @@ PARTS = [
         "/messages",
         (claude.ThinkingConfigEnabledParam, claude.ThinkingConfigAdaptiveParam),
         {
-            "type": (honoured("disabled"), refused("between_tools")),
+            "type": (honour("disabled"), refuse("between_tools")),
             "budget_tokens": free(2048),
             "display": (free("summarized"), free("omitted")),
-            "keep": refused("all"),
+            "keep": refuse("all"),
         },
         lambda found: {"thinking": {"type": "enabled", **found}},
         frozenset({"keep"}),
@@ -361,9 +361,9 @@ PARTS = [
         "/messages",
         (claude.ToolChoiceToolParam, claude.ToolChoiceAnyParam),
         {
-            "type": (honoured("any"), refused("some")),
-            "name": refused("sub", "no tool 'sub'"),
-            "disable_parallel_tool_use": honoured(True),
+            "type": (honour("any"), refuse("some")),
+            "name": refuse("sub", "no tool 'sub'"),
+            "disable_parallel_tool_use": honour(True),
         },
         lambda found: {"tools": [{"name": "add"}], "tool_choice": {"type": "tool", "name": "add", **found}},
     ),
@@ -371,42 +371,42 @@ PARTS = [
         "/messages",
         (claude.ToolUseBlockParam,),
         {
-            "type": refused("server_tool_use"),
-            "id": refused("t2"),
-            "input": honoured({"a": 1}),
-            "name": honoured("sub"),
+            "type": refuse("server_tool_use"),
+            "id": refuse("t2"),
+            "input": honour({"a": 1}),
+            "name": honour("sub"),
             "cache_control": free({"type": "ephemeral"}),
             "caller": free({"type": "direct"}),
             "toolset_name": free("x"),
         },
-        lambda found: used({}, found),
+        lambda found: tool_round({}, found),
     ),
     Part(
         "/messages",
         (claude.ToolResultBlockParam,),
         {
-            "type": refused("web_search_tool_result"),
-            "tool_use_id": refused("t2", "tool_call_id"),
-            "content": honoured("3"),
+            "type": refuse("web_search_tool_result"),
+            "tool_use_id": refuse("t2", "tool_call_id"),
+            "content": honour("3"),
             # The text says what went wrong; chat templates have no place for more.
             "is_error": free(True),
             "cache_control": free({"type": "ephemeral"}),
             "toolset_name": free("x"),
         },
-        lambda found: used(found, {}),
+        lambda found: tool_round(found, {}),
     ),
 ]
 
 
 def verdicts(part: Part) -> Iterator[tuple[str, Verdict]]:
     """Of each field that the tables or an SDK have; an SDK's alone are to be refused."""
-    named = {name: refused({"a": 1}) for kind in part.kinds for name in get_type_hints(kind)}
+    named = {name: refuse({"a": 1}) for kind in part.kinds for name in get_type_hints(kind)}
     assert set(part.fields) <= named.keys() | part.more
     for name, found in (named | part.fields).items():
         yield from ((name, each) for each in (found if isinstance(found, tuple) else (found,)))
 
 
-def seen(path: str, more: Mapping[str, Any]) -> tuple[Any, Any]:
+def read(path: str, more: Mapping[str, Any]) -> tuple[Any, Any]:
     """The request that a body is, and the reply to it."""
     kind, common = PATHS[path]
     dialect, body = kind(AnswerMemory()), {**common, **more}
@@ -423,20 +423,20 @@ def test_a_field_is_honoured_or_refused_by_name(part: Part) -> None:
         without, with_it = ({**verdict.beside} | own for own in ({}, {name: verdict.value}))
         if verdict.word == "refused":
             try:
-                seen(part.path, part.within(with_it))
+                read(part.path, part.within(with_it))
             except RequestError as error:
                 assert (verdict.told or name) in f"{error.param} {error}"
             else:
                 pytest.fail(f"{name} is not refused")
             continue
-        before, after = (seen(part.path, part.within(body)) for body in (without, with_it))
+        before, after = (read(part.path, part.within(body)) for body in (without, with_it))
         assert (before != after) if verdict.word == "honoured" else (before[0] == after[0]), (name, verdict)
 
 
 @pytest.mark.parametrize("part", [{}, {"text": None}, {"text": 5}])
 def test_a_part_of_text_has_a_text(part: dict[str, Any]) -> None:
     with pytest.raises(RequestError, match=r"messages\[0\]\.content.* text .* string"):
-        seen("/chat/completions", block(type="text", **part))
+        read("/chat/completions", block(type="text", **part))
 
 
 @pytest.mark.parametrize(
@@ -454,12 +454,12 @@ def test_a_part_of_text_has_a_text(part: dict[str, Any]) -> None:
 )
 def test_what_no_model_can_answer_is_refused(path: str, body: dict[str, Any], told: str) -> None:
     with pytest.raises(RequestError, match=told):
-        seen(path, body)
+        read(path, body)
 
 
 def test_thoughts_are_sent_back_by_either_name() -> None:
     named = [
-        seen("/chat/completions", said(**{name: "1 + 2"})) for name in ("reasoning", "reasoning_content")
+        read("/chat/completions", reply(**{name: "1 + 2"})) for name in ("reasoning", "reasoning_content")
     ]
     assert named[0] == named[1]
 
@@ -505,5 +505,5 @@ def test_objects_of_other_types_are_refused(path: str, kind: Any, name: str, kno
     for type in named - known:
         found: Any = {"type": type, "name": "x"}
         with pytest.raises(RequestError) as raised:
-            seen(path, {name: found if name == "response_format" else [found]})
+            read(path, {name: found if name == "response_format" else [found]})
         assert name in f"{raised.value.param} {raised.value}"

@@ -40,14 +40,14 @@ async def counting(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @asynccontextmanager
-async def served(max_body: int = 2**20) -> AsyncIterator[int]:
+async def serve(max_body: int = 2**20) -> AsyncIterator[int]:
     listening = listen("127.0.0.1", 0)
     server = BackgroundServer(RequestChecks(counting, max_body=lambda path: max_body), listening)
     yield listening.getsockname()[1]
     await server.close()
 
 
-async def connected(port: int, text: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def connect(port: int, text: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(text)
     return reader, writer
@@ -61,9 +61,9 @@ async def read_answer(reader: asyncio.StreamReader) -> tuple[int, Any]:
 
 
 async def test_a_refusal_can_be_read_while_the_body_is_still_being_sent() -> None:
-    async with served(max_body=1024) as port:
+    async with serve(max_body=1024) as port:
         for length in (10**11, 40 * 2**20):
-            reader, writer = await connected(port, POST % (b"", length))
+            reader, writer = await connect(port, POST % (b"", length))
             for _ in range(40):
                 writer.write(b" " * 2**20)
                 await writer.drain()
@@ -72,7 +72,7 @@ async def test_a_refusal_can_be_read_while_the_body_is_still_being_sent() -> Non
             assert "1024 bytes" in body["error"]["message"]
             writer.close()
         # And where the length is not said.
-        reader, writer = await connected(
+        reader, writer = await connect(
             port, b"POST / HTTP/1.1\r\nHost: l\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
         writer.write((b"%x\r\n" % 2048) + b"x" * 2048 + b"\r\n")
@@ -85,9 +85,9 @@ async def test_a_connection_beyond_the_limit_is_told_so_and_the_others_go_on() -
     server = uvicorn.Server(server_config(RequestChecks(counting), connections=3, log_level="critical"))
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     port = listening.getsockname()[1]
-    kept = [await connected(port, GET % b"") for _ in range(2)]
+    kept = [await connect(port, GET % b"") for _ in range(2)]
     assert [await read_answer(reader) for reader, _ in kept] == [(200, {"bytes": 0})] * 2
-    reader, refused = await connected(port, GET % b"")
+    reader, refused = await connect(port, GET % b"")
     assert b" 503 " in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 60)
     refused.close()
     for _, writer in kept:
@@ -97,8 +97,8 @@ async def test_a_connection_beyond_the_limit_is_told_so_and_the_others_go_on() -
 
 
 async def test_a_failure_is_an_error_object_and_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    async with served() as port:
-        reader, _ = await connected(port, GET % b"fail")
+    async with serve() as port:
+        reader, _ = await connect(port, GET % b"fail")
         status, body = await read_answer(reader)
     assert status == 500 and body["error"]["type"] == "server_error"
     (record,) = [each for each in caplog.records if each.name == "etude.http"]
@@ -107,18 +107,18 @@ async def test_a_failure_is_an_error_object_and_one_line(caplog: pytest.LogCaptu
 
 
 async def test_a_client_that_leaves_is_no_failure(caplog: pytest.LogCaptureFixture) -> None:
-    async with served() as port:
-        _, writer = await connected(port, POST % (b"", 500) + b"{")
+    async with serve() as port:
+        _, writer = await connect(port, POST % (b"", 500) + b"{")
         writer.close()
-        reader, other = await connected(port, GET % b"")
+        reader, other = await connect(port, GET % b"")
         await read_answer(reader)
         other.close()
     assert not [each for each in caplog.records if each.name == "etude.http" and each.levelname != "INFO"]
 
 
 async def test_a_compressed_body_is_refused_by_name() -> None:
-    async with served() as port:
-        reader, _ = await connected(port, (POST % (b"", 0))[:-2] + b"Content-Encoding: gzip\r\n\r\n")
+    async with serve() as port:
+        reader, _ = await connect(port, (POST % (b"", 0))[:-2] + b"Content-Encoding: gzip\r\n\r\n")
         status, body = await read_answer(reader)
     assert status == 415 and "compressed (gzip)" in body["error"]["message"]
 

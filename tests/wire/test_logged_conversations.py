@@ -23,7 +23,7 @@ from etude.core.episode import EpisodeRecord
 from etude.core.errors import DatasetError, RequestError
 from etude.core.secrets import MASK
 from etude.wire.logged_chats import read_log
-from tests.support import drawn
+from tests.support import draws
 
 LOGS = Path(__file__).parent / "logs"
 FILES = sorted(path for path in LOGS.iterdir() if not path.name.endswith(".chats.json"))
@@ -83,7 +83,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     return [path, *(found for key, inner in items for found in places(inner, (*path, key)))]
 
 
-@settings(max_examples=drawn(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=draws(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 10**6), values=st.lists(WEIRD, min_size=1, max_size=3))
 @example(seed=0, values=[{"a.b": 1, "a": 2}])
 def test_a_row_with_anything_in_it_is_read_or_named_with_its_line(
@@ -118,7 +118,7 @@ def openai_log(log: Path, folder: Path) -> Path:
     return write(folder / "log.jsonl", *module.convert_log(log))
 
 
-def described(log: Path, folder: Path) -> dict[str, Any]:
+def describe(log: Path, folder: Path) -> dict[str, Any]:
     """All that is known of the chats of a log, and what was left out of it."""
     episodes, imported = read_log([openai_log(log, folder)], hold_out=0)
     left_out = {reason: row["count"] for reason, row in imported.left_out.items()}
@@ -151,7 +151,7 @@ def golden(log: Path) -> Path:
 
 @pytest.mark.parametrize("log", FILES, ids=lambda log: log.name)
 def test_a_log_has_the_chats_that_its_golden_file_has(log: Path, tmp_path: Path):
-    assert described(log, tmp_path) == json.loads(golden(log).read_text(encoding="utf-8"))
+    assert describe(log, tmp_path) == json.loads(golden(log).read_text(encoding="utf-8"))
 
 
 def test_a_list_is_read_as_the_lines_are(tmp_path: Path):
@@ -189,5 +189,5 @@ def test_a_line_that_is_not_json_is_named(tmp_path: Path):
 if __name__ == "__main__":
     for each in FILES:
         with tempfile.TemporaryDirectory() as made:
-            text = json.dumps(described(each, Path(made)), indent=1, ensure_ascii=False)
+            text = json.dumps(describe(each, Path(made)), indent=1, ensure_ascii=False)
         golden(each).write_text(text + "\n", encoding="utf-8")

@@ -36,7 +36,7 @@ def with_tool(asked: str, answer: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def logged(local: Path) -> Path:
+def log_folder(local: Path) -> Path:
     """A project with a log of 26 chats on 12 prompts, of which two have three chats: some good, some bad."""
     rows = [chat(f"t{n}?", text, feedback=len(text)) for n in range(10) for text in ("0", "01234567")]
     rows += [with_tool(f"w{n}?", text) for n in range(2) for text in ("0", "01", "01234567")]
@@ -67,7 +67,7 @@ def episodes_in(run: str, phase: str) -> list[EpisodeRecord]:
         return [*iter_episodes(folder.journal, f"{phase}/")]
 
 
-def test_an_imported_log_is_looked_at_and_scored(logged: Path):
+def test_an_imported_log_is_looked_at_and_scored(log_folder: Path):
     facts = read_facts(Path("runs/chats"))
     assert (facts.kind, facts.state) == ("import", "finished")
     assert "import" in etude("runs", "list").stdout
@@ -78,7 +78,7 @@ def test_an_imported_log_is_looked_at_and_scored(logged: Path):
     assert listed.exit_code == 0 and "10 episodes " in listed.stdout and "t0?" in listed.stdout
     shown = etude("episodes", "show", episodes_in("chats", "chats")[0].id, "--run", "chats")
     assert shown.exit_code == 0 and "0" in shown.stdout
-    change(logged / "config.yml", finetuning__run_configuration={})
+    change(log_folder / "config.yml", finetuning__run_configuration={})
     refused = etude("evaluate", "config.yml", "--greedy")
     assert refused.exit_code == 2 and "`--rescore chats`" in refused.stderr
     scored = etude("evaluate", "config.yml", "--rescore", "chats", "--json")
@@ -89,7 +89,7 @@ def test_an_imported_log_is_looked_at_and_scored(logged: Path):
     assert again.exit_code == 2 and "runs/chats already exists" in again.stderr
 
 
-def test_expert_iteration_learns_from_the_best_chats_and_validates_with_the_model(logged: Path):
+def test_expert_iteration_learns_from_the_best_chats_and_validates_with_the_model(log_folder: Path):
     trained = etude("train", "config.yml", "--name", "best")
     assert trained.exit_code == 0, trained.stdout + trained.stderr
     with RunFolder.read(Path("runs/best")) as run:
@@ -113,7 +113,7 @@ def test_expert_iteration_learns_from_the_best_chats_and_validates_with_the_mode
 
 
 @pytest.mark.parametrize("builder", ["grpo", "dpo -o trajectory_builders.dpo.reference=sampler"])
-def test_what_needs_logprobs_is_refused_with_the_reason(logged: Path, builder: str):
+def test_what_needs_logprobs_is_refused_with_the_reason(log_folder: Path, builder: str):
     name, *more = builder.split()
     refused = etude("train", "config.yml", "-o", f"finetuning.trajectory_builder={name}", *more)
     assert refused.exit_code == 2
@@ -122,20 +122,20 @@ def test_what_needs_logprobs_is_refused_with_the_reason(logged: Path, builder: s
 
 
 @pytest.mark.slow
-def test_runners_read_what_was_logged_too(logged: Path):
-    change(logged / "config.yml", eval__general={"dataset": LOGGED, "isolation": "process", "runners": 1})
+def test_runners_read_what_was_logged_too(log_folder: Path):
+    change(log_folder / "config.yml", eval__general={"dataset": LOGGED, "isolation": "process", "runners": 1})
     trained = etude("train", "config.yml", "--name", "apart", "-o", "finetuning.num_epochs=1")
     assert trained.exit_code == 0, trained.stdout + trained.stderr
     assert all(call.logged for episode in episodes_in("apart", "train/1") for call in episode.calls)
 
 
-def test_feedback_can_be_the_reward(logged: Path):
-    change(logged / "config.yml", eval__evaluators={"liked": {"_type": "measured", "name": "feedback"}})
-    change(logged / "config.yml", finetuning__run_configuration={}, eval__general={"dataset": {**LOGGED}})
+def test_feedback_can_be_the_reward(log_folder: Path):
+    change(log_folder / "config.yml", eval__evaluators={"liked": {"_type": "measured", "name": "feedback"}})
+    change(log_folder / "config.yml", finetuning__run_configuration={}, eval__general={"dataset": {**LOGGED}})
     rows = [chat(f"t{n}?", text, feedback=len(text)) for n in range(4) for text in ("0", "01")]
     Path("liked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert etude("import-traces", "liked.jsonl", "--name", "liked", "--hold-out", "0").exit_code == 0
-    change(logged / "config.yml", eval__general={"dataset": {**LOGGED, "run": "liked"}})
+    change(log_folder / "config.yml", eval__general={"dataset": {**LOGGED, "run": "liked"}})
     trained = etude("train", "config.yml", "--name", "r", "-o", "finetuning.num_epochs=1")
     assert trained.exit_code == 0, trained.stdout + trained.stderr
     with RunFolder.read(Path("runs/r")) as run:

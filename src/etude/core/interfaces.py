@@ -271,7 +271,7 @@ def _wrap_method(own: C, declared: Callable[..., Any]) -> C:
     is_awaited = inspect.iscoroutinefunction(declared)
     if inspect.iscoroutinefunction(own) and not is_awaited:
         raise RequestError(
-            f"{place_of(own)} is `async def`, and {declared.__qualname__} is not awaited; "
+            f"{find_place(own)} is `async def`, and {declared.__qualname__} is not awaited; "
             "write `def`, and await nothing in it"
         )
 
@@ -311,7 +311,7 @@ def check_return(value: Any, implementation: Callable[..., Any], declared: Calla
     # As written in code, without modules: `TrainingJobRef | Skipped`.
     written = re.sub(r"(?:\w+\.)+|(?<=None)Type", "", expected.__name__ if is_class else str(expected))
     raise WrongReturnError(
-        f"{place_of(implementation)} returned {shown}, and `{written}` is expected{missing}"
+        f"{find_place(implementation)} returned {shown}, and `{written}` is expected{missing}"
     )
 
 
@@ -358,7 +358,7 @@ def _fits(value: Any, expected: Any) -> bool:
     return isinstance(value, get_origin(expected) or expected)
 
 
-def place_of(method: Callable[..., Any]) -> str:
+def find_place(method: Callable[..., Any]) -> str:
     """Return the place of a method: `parts.py:12: Mine.submit`."""
     name = getattr(method, "__qualname__", repr(method)).rpartition("<locals>.")[2]
     code = getattr(inspect.unwrap(method), "__code__", None)

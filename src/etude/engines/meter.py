@@ -17,7 +17,7 @@ from pydantic_core import to_json
 from etude.config.component import LlmConfig
 from etude.core.call import NO_USAGE, ChatRequest, Completion, Usage
 from etude.core.data_model import first_fault
-from etude.core.interfaces import Engine, WrongReturnError, check_return, place_of
+from etude.core.interfaces import Engine, WrongReturnError, check_return, find_place
 from etude.core.job import ModelVersion
 from etude.core.message import Message
 from etude.core.training_rows import Logprob, TokenId
@@ -136,7 +136,7 @@ class MeteredEngine(Engine):
             try:
                 _Answer.model_validate(done)
             except ValidationError as error:
-                place = place_of(self.metered.complete)
+                place = find_place(self.metered.complete)
                 raise WrongReturnError(f"{place} returned a Completion with {first_fault(error)}") from None
             return done, done.usage
 

@@ -260,7 +260,7 @@ def find_episodes(
     episodes: list[EpisodeOutline] = []
     scores: set[str] = set()
 
-    def selected(phase: str | None = None, after: str = "") -> Selection:
+    def select(phase: str | None = None, after: str = "") -> Selection:
         if looked and (unknown := next((name for name in query.evaluators if name not in scores), None)):
             hint = alternatives(unknown, sorted({*_FACTS, *scores}.difference(_FLAGS, _TEXTS)))
             raise RequestError(f"none of the {looked} episodes has a score '{unknown}'{hint}")
@@ -275,6 +275,6 @@ def find_episodes(
                 episodes.append(episode)
             is_late = seconds is not None and time.monotonic() - begun > seconds
             if is_late or (limit is not None and len(episodes) >= limit):
-                return selected(phase, episode.id)
+                return select(phase, episode.id)
         after = ""
-    return selected()
+    return select()

@@ -54,5 +54,5 @@ def two_times(text: str) -> int:
     return int(first)
 
 
-def shouted(observation: str, env: Counting) -> str:
+def shout(observation: str, env: Counting) -> str:
     return observation.upper()

@@ -17,7 +17,7 @@ from tests.support import ScriptedEngine
 URL = "http://localhost:1/v1"
 
 
-async def played(
+async def play(
     workflow: dict[str, Any],
     journal: Journal,
     script: Sequence[Any] | Callable[[ChatRequest], Any],

@@ -11,7 +11,7 @@ pytest.importorskip("gymnasium")
 from etude.core.errors import ConfigError, RequestError
 from etude.integrations.games.gym_textarena import chosen_action
 from tests.integrations.games import careless
-from tests.integrations.games.playing import played, scores
+from tests.integrations.games.playing import play, scores
 
 LAKE = {
     "_type": "gym",
@@ -33,7 +33,7 @@ def right(request):
 
 async def test_a_game_is_played_in_turns_and_its_rewards_are_added_up(journal):
     walk = ["down", "I go Down.", "right", "right", "down", "right"]
-    (record,) = await played(LAKE | {"prompt": "Reach G."}, journal, walk)
+    (record,) = await play(LAKE | {"prompt": "Reach G."}, journal, walk)
     assert record.failure is None
     assert scores(record) == {"turns": 6, "invalid": 0, "reward": 1.0}
     first = record.calls[0].request.messages[0]["content"]
@@ -42,7 +42,7 @@ async def test_a_game_is_played_in_turns_and_its_rewards_are_added_up(journal):
 
 
 async def test_an_answer_that_is_no_action_is_told_and_counted(journal):
-    (record,) = await played(counting(max_turns=3), journal, ["1 or 2", "yes", "7"])
+    (record,) = await play(counting(max_turns=3), journal, ["1 or 2", "yes", "7"])
     assert scores(record) == {"turns": 3, "invalid": 3, "reward": 0.0}
     told = [call.request.messages[-1]["content"] for call in record.calls[1:]]
     assert "several of" in told[0] and "none of" in told[1]
@@ -51,7 +51,7 @@ async def test_an_answer_that_is_no_action_is_told_and_counted(journal):
 
 async def test_without_its_history_a_player_sees_the_observation_again(journal):
     workflow = counting(history=False, prompt="Play.")
-    (record,) = await played(
+    (record,) = await play(
         workflow,
         journal,
         lambda request: "no" if len(request.messages[0]["content"]) < 20 else right(request),
@@ -62,7 +62,7 @@ async def test_without_its_history_a_player_sees_the_observation_again(journal):
 
 async def test_functions_of_ones_own_make_actions_and_observations(journal):
     keys = {"action": f"{HERE}:two_times", "observation": f"{HERE}:shouted", "history": False}
-    (record,) = await played(counting(**keys), journal, lambda request: f"{right(request)} {right(request)}")
+    (record,) = await play(counting(**keys), journal, lambda request: f"{right(request)} {right(request)}")
     assert scores(record)["reward"] == 2.0
     assert [len(call.request.messages) for call in record.calls] == [1, 1]
     assert record.calls[0].request.messages[0]["content"].startswith("SAY ")
@@ -94,7 +94,7 @@ def test_a_longer_action_is_not_the_shorter_ones_in_it():
 )
 async def test_what_a_careless_environment_does_is_named_and_it_is_closed(journal, fault, reason):
     careless.Counting.closed.clear()
-    (record,) = await played(counting(fault), journal, right)
+    (record,) = await play(counting(fault), journal, right)
     assert record.failure is not None and record.failure.kind == "raised"
     assert re.search(f"careless:Counting: {reason}", record.failure.reason), record.failure.reason
     assert careless.Counting.closed == [fault]
@@ -102,8 +102,8 @@ async def test_what_a_careless_environment_does_is_named_and_it_is_closed(journa
 
 async def test_what_there_is_not_is_refused_before_anything_is_played(journal):
     with pytest.raises(RequestError, match=r"Gymnasium's 'FrozenLak-v1'.*'FrozenLake"):
-        await played(LAKE | {"id": "FrozenLak-v1"}, journal, ["up"])
+        await play(LAKE | {"id": "FrozenLak-v1"}, journal, ["up"])
     with pytest.raises(ConfigError, match=r"'workflow.max_turn'.*'max_turns'"):
-        await played(LAKE | {"max_turn": 3}, journal, ["up"])
-    (record,) = await played({"_type": "gym", "id": f"{HERE}:Pictures"}, journal, ["up"])
+        await play(LAKE | {"max_turn": 3}, journal, ["up"])
+    (record,) = await play({"_type": "gym", "id": f"{HERE}:Pictures"}, journal, ["up"])
     assert "an action of Box" in record.failure.reason

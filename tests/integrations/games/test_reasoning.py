@@ -10,7 +10,7 @@ import etude
 from etude.core.episode import Example
 from etude.core.errors import DatasetError, RequestError
 from etude.integrations.games.reasoning import ReasoningGymDatasetConfig, make_dataset
-from tests.integrations.games.playing import played, scores
+from tests.integrations.games.playing import play, scores
 from tests.support import needs
 
 pytestmark = needs("gymnasium", "reasoning_gym", "textarena")
@@ -29,13 +29,13 @@ async def test_an_answer_is_scored_by_the_task(journal):
         return next(row.expected for row in rows if row.inputs["question"] in question)
 
     tagged = GCD | {"prompt": "Think! {question}"}
-    right = await played(
+    right = await play(
         tagged, journal, lambda request: f"Well, <answer> {solve(request)} </answer>.", games=2
     )
     assert [scores(record) for record in right] == [{"reward": 1.0}] * 2
     assert right[0].calls[0].request.messages[0]["content"].startswith("Think! Find the Greatest")
     others = examples(config={"max_value": 40}, size=1, seed=1)
-    wrong = await played(GCD, journal, ["no idea"], examples=others)
+    wrong = await play(GCD, journal, ["no idea"], examples=others)
     assert scores(wrong[0]) == {"reward": 0.0}
 
 
@@ -65,7 +65,7 @@ MINE = [{"id": "mine-0", "seed": 900, "index": 3}, {"id": "mine-1", "seed": 901,
 @pytest.mark.parametrize("workflow", [GYM, REASONING, TEXTARENA], ids=lambda each: each["_type"])
 def test_the_examples_that_a_program_names_are_the_ones_that_are_measured(workflow, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    model = {"_type": "tests.cli.parts:scripted"}
+    model = {"_type": "tests.cli.parts:open_scripted"}
     run = etude.evaluate(workflow, examples=MINE, model=model, error_budget=1.0, progress=False)
     assert {episode.example.id for episode in run.episodes} == {"mine-0", "mine-1"}
 
@@ -83,6 +83,6 @@ def test_the_examples_that_a_program_names_are_the_ones_that_are_measured(workfl
 async def test_a_row_that_an_environment_cannot_play_is_named_before_a_token_is_sampled(
     journal, workflow, row, reason
 ):
-    (record,) = await played(workflow, journal, ["0"], examples=[Example("mine", row)])
+    (record,) = await play(workflow, journal, ["0"], examples=[Example("mine", row)])
     assert record.failure is not None and not record.calls
     assert re.search(reason, record.failure.reason), record.failure.reason

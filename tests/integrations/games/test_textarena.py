@@ -7,7 +7,7 @@ import re
 
 from etude.config.load import parse_config
 from etude.core.episode import Example
-from tests.integrations.games.playing import played, scores
+from tests.integrations.games.playing import play, scores
 from tests.support import needs
 
 pytestmark = needs("textarena")
@@ -23,7 +23,7 @@ def greedy(request):
 
 
 async def test_each_player_has_its_model_its_conversation_and_its_reward(journal):
-    (record,) = await played(NIM, journal, greedy, models=PLAYERS)
+    (record,) = await play(NIM, journal, greedy, models=PLAYERS)
     assert scores(record) == {
         ("reward", "player_0"): 1.0,
         ("reward", "player_1"): -1.0,
@@ -41,7 +41,7 @@ async def test_each_player_has_its_model_its_conversation_and_its_reward(journal
 
 
 async def test_a_game_that_an_invalid_move_ended(journal):
-    (record,) = await played(NIM, journal, ["I pass"], models=PLAYERS)
+    (record,) = await play(NIM, journal, ["I pass"], models=PLAYERS)
     measured = scores(record)
     assert measured["reward", "player_0"] == -1.0 and measured["reward", "player_1"] >= 0
     assert measured["invalid"] == 1
@@ -53,7 +53,7 @@ async def test_games_side_by_side_draw_as_they_would_alone(journal):
     rows = [Example(str(number), {"seed": number % 4}) for number in range(16)]
     random.seed(1)
     expected = random.Random(1).random()
-    records = await played(poker, journal, ["[check]"], models=PLAYERS, examples=rows, games=16)
+    records = await play(poker, journal, ["[check]"], models=PLAYERS, examples=rows, games=16)
     assert random.random() == expected
     cards = [
         [re.findall(r"card is: '(.)'", call.request.messages[-1]["content"]) for call in record.calls]

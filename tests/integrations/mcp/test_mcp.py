@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import shutil
 import socket
@@ -26,6 +25,7 @@ from etude.rollout.recorder import ToolCall
 from etude.store.journal import Journal
 from tests.forked import Forked, programs
 from tests.rollout.running import collect, examples, jobs
+from tests.rollout.test_episode_tools import to_call
 from tests.support import ScriptedEngine, is_alive, pass_time, until
 
 HERE = Path(__file__).parent
@@ -49,10 +49,6 @@ async def play(
         return await collect(workflow, journal, tools=tools, work=work, limits=Limits(timeout=60))
 
 
-def asked(name: str, /, **arguments: Any) -> ToolCall:
-    return ToolCall("call_0", name, arguments, json.dumps(arguments))
-
-
 def calling(*calls: ToolCall) -> Any:
     async def workflow(example: Any, episode: Any) -> list[str]:
         async with episode.tools("server") as tools:
@@ -65,9 +61,9 @@ async def test_the_tools_of_a_server_are_described_called_and_recorded(journal: 
     async def workflow(example: Any, episode: Any) -> Any:
         async with episode.tools("server") as tools:
             [add] = [tool for tool in tools.schemas if tool["function"]["name"] == "add"]
-            messages = await tools.call_all([asked("add", left=index, right=1) for index in range(3)])
-            wrong = await tools.call(asked("add", left="many", right=1))
-            secret = await tools.call(asked("environment", name="SECRET"))
+            messages = await tools.call_all([to_call("add", left=index, right=1) for index in range(3)])
+            wrong = await tools.call(to_call("add", left="many", right=1))
+            secret = await tools.call(to_call("environment", name="SECRET"))
             return [add, *(message["content"] for message in messages), wrong["content"], secret["content"]]
 
     env = {"SECRET": "${MCP_TEST_SECRET:-sesame}"}
@@ -90,7 +86,7 @@ async def test_the_tools_of_a_server_are_described_called_and_recorded(journal: 
 async def test_a_server_that_dies_fails_its_episode_and_the_next_has_a_new_one(journal: Journal) -> None:
     async def workflow(example: Any, episode: Any) -> str:
         async with episode.tools("server") as tools:
-            message = await tools.call(asked("die" if example.id == "0" else "odd"))
+            message = await tools.call(to_call("die" if example.id == "0" else "odd"))
             return str(message["content"])
 
     async with open_builder(command="python", args=[PLAIN], scope="shared") as builder:
@@ -112,10 +108,10 @@ async def test_a_resumed_episode_has_its_results_and_its_own_server_is_where_it_
         results = []
         async with episode.tools("server") as tools:
             for number in (1, 2):
-                results.append((await tools.call(asked("remember", number=number)))["content"])
+                results.append((await tools.call(to_call("remember", number=number)))["content"])
             if stop:
                 raise asyncio.CancelledError
-            results.append((await tools.call(asked("remember", number=10)))["content"])
+            results.append((await tools.call(to_call("remember", number=10)))["content"])
         return results
 
     keys = {"command": "python", "args": [PLAIN]}
@@ -143,7 +139,7 @@ async def test_a_broken_server_is_a_failure_with_its_cause(
 ) -> None:
     monkeypatch.setattr(source, "START_SECONDS", 1.0 if fault == "hangs at once" else 300.0)
     keys = {"command": "python", "args": [PLAIN, fault], "call_timeout": 0.5 if fault == "hangs" else 300}
-    [record] = await play(journal, calling(asked("odd")), **keys)
+    [record] = await play(journal, calling(to_call("odd")), **keys)
     assert record.failure is not None and record.failure.kind == "tool_failed", record
     assert reason in record.failure.reason
 
@@ -155,7 +151,7 @@ async def test_episodes_that_wait_for_a_shared_server_share_its_failure(
     starts = tmp_path / "starts"
     command = f"echo x >> {starts}; exec {sys.executable} {PLAIN} 'hangs at once'"
     keys = {"command": "sh", "args": ["-c", command], "scope": "shared"}
-    records = await play(journal, calling(asked("odd")), episodes=4, **keys)
+    records = await play(journal, calling(to_call("odd")), episodes=4, **keys)
     assert [record.failure.kind for record in records if record.failure] == ["tool_failed"] * 4
     assert starts.read_text() == "x\n"
 
@@ -168,13 +164,13 @@ async def test_a_server_over_http_has_the_headers_and_may_be_gone(journal: Journ
     try:
         await _listening(port)
         keys = {"url": f"http://127.0.0.1:{port}/mcp", "headers": {"X-Key": "sesame"}, "scope": "shared"}
-        calls = [asked("meet", count=4), asked("meet", count=8), asked("add", left=1, right=1)]
+        calls = [to_call("meet", count=4), to_call("meet", count=8), to_call("add", left=1, right=1)]
         records = await play(journal, calling(*calls), episodes=4, **keys)
         assert [record.output for record in records] == [["met", "met", "2"]] * 4
     finally:
         process.kill()
         process.communicate()
-    [record] = await play(journal, calling(asked("add", left=2, right=1)), phase="later", **keys)
+    [record] = await play(journal, calling(to_call("add", left=2, right=1)), phase="later", **keys)
     assert record.failure is not None and record.failure.kind == "tool_failed"
     assert "All connection attempts failed" in record.failure.reason
     assert "sesame" not in record.failure.reason
@@ -201,7 +197,7 @@ async def test_servers_end_with_the_run_though_an_episode_was_stopped(
     keys = {"command": "sh", "args": ["-c", command], "call_timeout": 3000}
     async with open_builder(**keys) as builder:
         tools = {"server": await builder.get_tools("server")}
-        work = calling(asked("odd"))
+        work = calling(to_call("odd"))
         limits = Limits(timeout=600)
         collecting = asyncio.create_task(collect(work, journal, tools=tools, work=jobs(1), limits=limits))
         await until(lambda: pids.exists() and pids.read_text().endswith("\n"))

@@ -109,10 +109,10 @@ def register_scorer(name: str, scorer: type[BaseEvaluator]) -> None:
     """As an evaluator of the toolkit without settings."""
     config_type = types.new_class("Config", (EvaluatorBaseConfig,), {"name": name})
 
-    async def made(config: Any, builder: EvalBuilder) -> AsyncIterator[EvaluatorInfo]:
+    async def build(config: Any, builder: EvalBuilder) -> AsyncIterator[EvaluatorInfo]:
         yield EvaluatorInfo(config=config, evaluate_fn=scorer().evaluate, description=name)
 
-    register_evaluator(config_type=config_type)(made)
+    register_evaluator(config_type=config_type)(build)
 
 
 class Broken(BaseEvaluator):

@@ -56,7 +56,7 @@ def trainer(**given):
     return SimpleNamespace(trainer={}, **(known | limits | given))
 
 
-def asked(folder, **given):
+def translated_options(folder, **given):
     curriculum = SimpleNamespace(model_dump=lambda: given.pop("curriculum", {"enabled": False}))
     options = SimpleNamespace(
         endpoint=None,
@@ -82,7 +82,7 @@ def asked(folder, **given):
 
 
 def test_every_part_has_its_place(tmp_path):
-    config = translate(Toolkit(), asked(tmp_path))
+    config = translate(Toolkit(), translated_options(tmp_path))
     assert config.llms["policy"].model_dump(include={"model", "temperature"}) == {
         "model": "base",
         "temperature": 0.7,
@@ -100,7 +100,7 @@ def test_every_part_has_its_place(tmp_path):
 
 def test_what_the_toolkit_has_no_keys_for_is_the_trainers(tmp_path):
     given = trainer(seed=3, error_budget=0.0, timeout=7.0, validation_dataset=Path("held_out.jsonl"))
-    config = translate(Toolkit(trainers={"t": given}), asked(tmp_path))
+    config = translate(Toolkit(trainers={"t": given}), translated_options(tmp_path))
     assert (config.finetuning.seed, config.finetuning.error_budget) == (3, 0.0)
     assert config.eval.general.timeout == 7.0
     held_out = config.finetuning.run_configuration.validation_dataset
@@ -110,7 +110,7 @@ def test_what_the_toolkit_has_no_keys_for_is_the_trainers(tmp_path):
 def test_a_model_that_is_trained_at_a_server_is_sampled_there_with_its_tokens(tmp_path):
     adapters = {"a": SimpleNamespace(adapter={"_type": "lm_server"}, model={"max_tokens": 9})}
     llms = {"policy": Llm(base_url="http://localhost:8000/v1", api_key="secret")}
-    found = translate(Toolkit(trainer_adapters=adapters, llms=llms), asked(tmp_path))
+    found = translate(Toolkit(trainer_adapters=adapters, llms=llms), translated_options(tmp_path))
     policy = found.llms["policy"]
     assert (policy.type_name, policy.base_url, policy.provider, policy.max_tokens) == (
         "openai",
@@ -132,16 +132,16 @@ def test_a_model_that_is_trained_at_a_server_is_sampled_there_with_its_tokens(tm
 )
 def test_what_cannot_be_followed_is_refused_before_anything_runs(tmp_path, given, told):
     with pytest.raises(RequestError, match=told):
-        translate(Toolkit(), asked(tmp_path, **given))
+        translate(Toolkit(), translated_options(tmp_path, **given))
 
 
 async def test_the_same_command_finds_the_run_that_it_left(tmp_path):
-    config = translate(Toolkit(), asked(tmp_path))
+    config = translate(Toolkit(), translated_options(tmp_path))
     assert unfinished_run(config) is None
     async with open_run(config) as run:
         assert unfinished_run(config) is None, "a run in use is not resumed"
     assert unfinished_run(config) == run.path
-    async with open_run(translate(Toolkit(), asked(tmp_path, num_epochs=7))) as longer:
+    async with open_run(translate(Toolkit(), translated_options(tmp_path, num_epochs=7))) as longer:
         assert longer.path == run.path
         await ModelLog(longer.journal).add(RunEnded())
     assert unfinished_run(config) is None, "a run that is over is not resumed"

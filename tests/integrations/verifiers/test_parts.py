@@ -52,7 +52,7 @@ def test_a_reward_that_is_no_number_is_an_error_and_not_zero(value: float):
         find_scores([ran("agent", {"right": (value, 1.0)})])
 
 
-def played(agent: str | None = None, **error: Any) -> Any:
+def bad_episode(agent: str | None = None, **error: Any) -> Any:
     """An unfinished episode, in which an agent or the environment failed, or nothing says why."""
     errors = [SimpleNamespace(traceback=None, **error)] if error else []
     failed = [SimpleNamespace(agent=SimpleNamespace(name=agent), ok=False, errors=errors)] if agent else []
@@ -60,16 +60,16 @@ def played(agent: str | None = None, **error: Any) -> Any:
 
 
 def test_infrastructure_is_nobodys_failure_and_a_models_error_the_models():
-    away = episode_error("my_env", "t", played("solver", type="SandboxError", message="no docker"), [])
+    away = episode_error("my_env", "t", bad_episode("solver", type="SandboxError", message="no docker"), [])
     assert isinstance(away, EnvironmentAway) and "no docker" in str(away)
     assert failure_of_episode(away).origin == "environment"
     cause = EngineAway("no memory")
-    call = episode_error("my_env", "t", played(type="ProviderError", message="500"), [cause])
+    call = episode_error("my_env", "t", bad_episode(type="ProviderError", message="500"), [cause])
     assert call.__cause__ is cause and "no memory" in str(call)
     found = failure_of_episode(call)
     assert (found.kind, found.origin) == ("call_failed", "model")
-    assert "not say why" in str(episode_error("my_env", "t", played(), []))
-    raised = played("solver", type="TaskError", message="@reward good: ZeroDivisionError: no luck")
+    assert "not say why" in str(episode_error("my_env", "t", bad_episode(), []))
+    raised = bad_episode("solver", type="TaskError", message="@reward good: ZeroDivisionError: no luck")
     own = episode_error("my_env", "t", raised, [cause])
     assert own.__cause__ is None and "no luck" in str(own)
     assert failure_of_episode(own).origin == "agent"
