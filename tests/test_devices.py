@@ -1,7 +1,5 @@
 """Code paths of a GPU, on a pretended device: in another process, since torch believes in it there."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

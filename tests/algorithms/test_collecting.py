@@ -1,7 +1,5 @@
 """Behaviour that the shipped builders share: answers that were cut off, and new samples."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Which episodes are imitated, decisions that are put right before that, and distillation from a teacher."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Losses and gradients of GRPO, DPO and SFT, against loops over tokens that follow the papers' formulas."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

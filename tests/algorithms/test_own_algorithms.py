@@ -1,7 +1,5 @@
 """Algorithms of a user's own, each in one file: in `local` through a config, and at a server that has it."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from pathlib import Path

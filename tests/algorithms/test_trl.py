@@ -1,7 +1,5 @@
 """Losses and gradients against TRL's own trainers, on the same tiny model and data."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 

@@ -1,7 +1,5 @@
 """Jobs on an ART server, over real sockets, against a stand-in that answers as `art run` does."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from functools import partial

@@ -1,7 +1,5 @@
 """Hyperparameters of jobs reach them, or are refused by name; and what the interface does for adapters."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

@@ -1,7 +1,5 @@
 """The job engine: its steps, what an interruption, a kill and a cancel leave, and what is resumed."""
 
-from __future__ import annotations
-
 import functools
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Whose address and whose key a hosted backend gets."""
 
-from __future__ import annotations
-
 import asyncio
 
 import httpx

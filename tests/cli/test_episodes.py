@@ -1,7 +1,5 @@
 """`etude evaluate` and `etude episodes`: scores with their intervals, and what was said in an episode."""
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """`etude export`: models that other programs load."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

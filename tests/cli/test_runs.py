@@ -1,7 +1,5 @@
 """`etude runs` and `etude jobs`: what there is, of several models too, and figures with what they measure."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 

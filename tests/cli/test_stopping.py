@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM: real processes, really stopped."""
 
-from __future__ import annotations
-
 import json
 import signal
 

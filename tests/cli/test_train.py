@@ -1,7 +1,5 @@
 """`etude init` and `etude train`: from nothing to a trained run, and the alarms that ring meanwhile."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The workflow of docs/agents.md trains what a real coding agent asks of its model."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """Answers sampled in a form have that form, whatever else is in the batch; impossible forms are refused."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json

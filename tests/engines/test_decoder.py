@@ -1,7 +1,5 @@
 """Whatever the architecture and the company, a row is sampled from what the model itself says."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The engine: many conversations at once, each as if it were alone."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import weakref

@@ -1,7 +1,5 @@
 """The fused forward pass says what the model says, and is taken only where it knows the model whole."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -3,8 +3,6 @@
 On a CPU a recording is a list of operations on the same memory; on a GPU it is a CUDA graph.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 

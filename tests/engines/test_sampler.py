@@ -1,7 +1,5 @@
 """Tokens are drawn from the distribution that their logprobs tell of."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

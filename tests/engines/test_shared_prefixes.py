@@ -1,7 +1,5 @@
 """A prefix that rows share is read once, and what is sampled is what it would be without that."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

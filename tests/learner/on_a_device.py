@@ -3,8 +3,6 @@
 Run by `tests/test_devices.py`, in a process of its own.
 """
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Attention level by level: the blocks, by kernels' definition here and by CUDA's own on a GPU."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Token trees through a model: the gradients of padding, for every family."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

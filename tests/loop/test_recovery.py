@@ -1,7 +1,5 @@
 """A run knows where to go back to, and what that takes back."""
 
-from __future__ import annotations
-
 import pytest
 
 from etude.core.history import WentBack

@@ -1,7 +1,5 @@
 """Sampled text to a message, with tool calls as OpenAI's clients know them, and their untyped arguments."""
 
-from __future__ import annotations
-
 import json
 import sys
 from functools import partial

@@ -1,7 +1,5 @@
 """Real families: answers are read, conversations go on with system messages, and the docs' table says so."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import random
 from itertools import chain, count

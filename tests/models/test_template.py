@@ -1,7 +1,5 @@
 """A conversation's tokens are kept and extended; only what is new is rendered and tokenised."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """The words that filter episodes, and the phases of a run in order."""
 
-from __future__ import annotations
-
 import math
 import random
 

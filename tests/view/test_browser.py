@@ -1,7 +1,5 @@
 """The view in a real browser: headless Chromium, a real server, and runs that the store has written."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 import time

@@ -1,7 +1,5 @@
 """Every page over HTTP, of runs of the store, who may look, and the exact tokens of an episode."""
 
-from __future__ import annotations
-
 import hashlib
 import html
 import json

@@ -1,7 +1,5 @@
 """reasoning-gym's tasks; and examples of one's own for an environment that brings its own."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

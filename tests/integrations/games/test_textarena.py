@@ -1,7 +1,5 @@
 """TextArena's games: a model on each seat, and a reward for each."""
 
-from __future__ import annotations
-
 import random
 import re
 

@@ -1,7 +1,5 @@
 """Projects of the toolkit's."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.cli.conftest import base

@@ -3,8 +3,6 @@
 ETUDE_TEST_NAT=path/to/nat pytest -m nat
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Environments of verifiers' as a user writes them, each the text of a module."""
 
-from __future__ import annotations
-
 SUMS = """
 import verifiers.v1 as vf
 
