@@ -164,37 +164,28 @@ async def test_what_a_factory_yields_is_a_part(monkeypatch, part, shown):
             await builder.get_trainer("epochs")
 
 
-@pytest.mark.parametrize(("says", "returned"), [(None, "None"), ("yes", r"a str \('yes'\)")])
-@pytest.mark.parametrize("is_plain", [False, True])
-def test_of_an_engine(tmp_path, monkeypatch, says, returned, is_plain):
-    monkeypatch.chdir(tmp_path)
-    engine = returning(ScriptedEngine, "complete", says)
-    monkeypatch.setattr("tests.cli.parts.ScriptedEngine", plain(engine, "complete") if is_plain else engine)
-    said = rf"test_wrong_returns.py:\d+: Mine.complete returned {returned}.* `Completion`"
-    with pytest.raises(ErrorBudgetExceeded, match=said):
-        model = "tests.cli.parts:open_scripted"
-        etude.evaluate(play, reward=correct, examples=examples(2), model={"_type": model}, progress=False)
-
-
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"message": "yes"}, "message: .*'yes'"),
-        ({"logprobs": (0.5, -1.0)}, r"logprobs.0: .* 0\.5"),
-        ({"logprobs": (-1.0,)}, "1 logprobs for [0-9]+ completion_ids"),
-        ({"completion_ids": (3.5,)}, r"completion_ids.0: .* 3\.5"),
-        ({"model_version": "1"}, "model_version: .* '1'"),
+        (None, "None.* `Completion`"),
+        ("yes", r"a str \('yes'\).* `Completion`"),
+        ({"message": "yes"}, "a Completion with message: .*'yes'"),
+        ({"logprobs": (0.5, -1.0)}, r"a Completion with logprobs.0: .* 0\.5"),
+        ({"logprobs": (-1.0,)}, "a Completion with 1 logprobs for [0-9]+ completion_ids"),
+        ({"completion_ids": (3.5,)}, r"a Completion with completion_ids.0: .* 3\.5"),
+        ({"model_version": "1"}, "a Completion with model_version: .* '1'"),
     ],
 )
-def test_of_an_engine_whose_completion_cannot_be(tmp_path, monkeypatch, wrong, said):
+@pytest.mark.parametrize("is_plain", [False, True])
+def test_of_an_engine(tmp_path, monkeypatch, wrong, said, is_plain):
     class Mine(ScriptedEngine):
         async def complete(self, request):
-            return replace(await super().complete(request), **wrong)
+            return replace(await super().complete(request), **wrong) if isinstance(wrong, dict) else wrong
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tests.cli.parts.ScriptedEngine", Mine)
-    said = rf"test_wrong_returns.py:\d+: .*Mine.complete returned a Completion with {said}"
-    with pytest.raises(ErrorBudgetExceeded, match=said):
+    monkeypatch.setattr("tests.cli.parts.ScriptedEngine", plain(Mine, "complete") if is_plain else Mine)
+    place = r"test_wrong_returns.py:\d+: .*Mine.complete"
+    with pytest.raises(ErrorBudgetExceeded, match=f"{place} returned {said}"):
         model = "tests.cli.parts:scripted"
         etude.evaluate(play, reward=correct, examples=examples(2), model={"_type": model}, progress=False)
 

@@ -111,14 +111,6 @@ async def test_jobs_that_are_submitted_at_once_make_one_version_each(tmp_path):
     assert sorted(path.name for path in tmp_path.glob("v*")) == ["v1", "v2", "v3"]
 
 
-async def test_an_unknown_job_is_not_found(tmp_path):
-    adapter = await adapter_on(tmp_path)
-    ref = TrainingJobRef(run_id="nobody", backend="local")
-    assert (await adapter.status(ref)).status is TrainingStatusEnum.NOT_FOUND
-    assert (await adapter.wait_until_complete(ref)).status is TrainingStatusEnum.NOT_FOUND
-    await adapter.cancel(ref)
-
-
 class Held:
     """Holds a policy's training before its model, so that a test decides when it goes on."""
 
@@ -290,6 +282,8 @@ async def test_the_job_of_a_damaged_version_is_made_again(tmp_path, caplog, name
     resumed = await adapter_on(tmp_path)
     ref = TrainingJobRef(run_id="one", backend="local")
     assert (await resumed.status(ref)).status is TrainingStatusEnum.NOT_FOUND
+    assert (await resumed.wait_until_complete(ref)).status is TrainingStatusEnum.NOT_FOUND
+    await resumed.cancel(ref)
     assert f"version 1 is damaged ({clause})" in caplog.text and "v1.set-aside-1" in caplog.text
     assert await finish(resumed, collection("one")) == version
     assert sorted(path.name for path in tmp_path.glob("v*")) == ["v1", "v1.set-aside-1"]

@@ -221,14 +221,6 @@ def test_what_is_no_journal_says_so(tmp_path: Path) -> None:
         Journal(tmp_path / "run.db")
 
 
-def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
-    Journal(tmp_path / "run.db").close()
-    with sqlite3.connect(tmp_path / "run.db") as connection:
-        connection.execute("PRAGMA user_version=99")
-    with pytest.raises(StoreError, match=r"schema version 99.* version 5\..*environment\.json"):
-        Journal(tmp_path / "run.db")
-
-
 async def test_a_write_that_fails_is_told_and_leaves_the_journal_usable(tmp_path: Path) -> None:
     """Operations that are stored soon are tried again."""
     path = tmp_path / "run.db"
