@@ -1,7 +1,5 @@
 """A run in which alarms ring, with any trainer, also when it is killed and resumed."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

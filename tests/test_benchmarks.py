@@ -1,7 +1,5 @@
 """Benchmarks can be started."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 

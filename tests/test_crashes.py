@@ -1,7 +1,5 @@
 """Runs of one model, of two, with earlier versions, with a warm-up, of own parts: killed for real."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

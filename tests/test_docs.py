@@ -1,7 +1,5 @@
 """The documentation is true: links, programs and reference; and the public names are all there."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib

@@ -1,7 +1,5 @@
 """The examples do what their READMEs say."""
 
-from __future__ import annotations
-
 import importlib
 import random
 import shutil

@@ -1,7 +1,5 @@
 """Parts that users wrote: fresh episodes, checked data, journalled epochs, nothing done twice."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """The wheel, the sdist and the images, as users get them."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

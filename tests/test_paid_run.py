@@ -4,8 +4,6 @@ Two models are trained in deterministic mode, one here and one by jobs at a stan
 outlives the run. A log says what the journal had stored.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

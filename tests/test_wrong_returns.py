@@ -1,7 +1,5 @@
 """A part that returns what its interface does not have is named, with what it returned and what to return."""
 
-from __future__ import annotations
-
 import functools
 import re
 from dataclasses import replace

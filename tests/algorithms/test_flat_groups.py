@@ -1,7 +1,5 @@
 """Groups of equal reward: the advantages that the algorithm gives decide, and the terms of its loss."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

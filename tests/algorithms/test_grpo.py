@@ -1,7 +1,5 @@
 """Advantages of GRPO by hand, named variants, and `credit`."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

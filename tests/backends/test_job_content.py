@@ -1,7 +1,5 @@
 """A name stands for one job, in any process; and a version is whole whenever its writer is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Rows of training files: every answer is learned once, as the model would say it, or the row is refused."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

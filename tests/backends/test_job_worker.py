@@ -1,7 +1,5 @@
 """News of the processes of a job are heard once, in any process, even if one was killed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from etude.backends.job_training import News

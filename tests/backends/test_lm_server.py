@@ -1,7 +1,5 @@
 """Training at a language-model server: all methods; what the stand-in claims is what a real one does."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The local model and adapter in whole runs: several targets on one base, and learners in other processes."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Training in this process: jobs are found again, versions are whole, failures leave no trace."""
 
-from __future__ import annotations
-
 import asyncio
 import resource
 import shutil

@@ -1,7 +1,5 @@
 """Versions that are written beside the run: the last one always, the best one, and one every so often."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sqlite3

@@ -1,7 +1,5 @@
 """Bad input, tried as a new user would: one clear sentence, the right exit code, nothing is lost."""
 
-from __future__ import annotations
-
 import json
 import re
 import resource

@@ -1,7 +1,5 @@
 """No secret in any byte that commands write, and no file that others may read, whatever happens in a run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`etude check` and `etude doctor`: what is wrong, and what a run would take."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

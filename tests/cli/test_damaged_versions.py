@@ -1,7 +1,5 @@
 """Stored weights and run folders that are not as they were written: a run goes back, or says so."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """`etude demo`: the whole way, with an example that is small enough for a test."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

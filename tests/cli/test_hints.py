@@ -1,7 +1,5 @@
 """The `next:` lines work, and the help: it answers at once, loads only what it needs, and is whole."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 Tests of S3 need `pip install s3fs 'moto[s3]' flask flask-cors`, and `pytest -m s3`.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import shutil

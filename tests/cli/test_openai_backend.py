@@ -1,7 +1,5 @@
 """`etude check`, `train` and `resume` with training at OpenAI or a language-model server, by stand-ins."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """Whole runs on an ART server: `etude check`, `train`, `resume` and `jobs`, over real sockets."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`etude resume`: going on with what was stopped, killed or failed, or for longer."""
 
-from __future__ import annotations
-
 import functools
 import json
 import random

@@ -1,7 +1,5 @@
 """Components from configs: built once, closed in reverse order."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from pathlib import Path

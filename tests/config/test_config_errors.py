@@ -1,7 +1,5 @@
 """Mistakes of a new user, and the facts of the answer to each."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

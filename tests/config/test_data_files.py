@@ -1,7 +1,5 @@
 """Files of rows: what is odd in them is read, or refused with its place and what to do."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """From a file to a validated config, and back."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The config reference, and the values that a key takes, in words."""
 
-from __future__ import annotations
-
 import re
 
 from etude.config.finetuning import FinetuneConfig

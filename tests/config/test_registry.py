@@ -1,7 +1,5 @@
 """The component registry: each `_type` and the class it stands for; and `package.module:name`."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

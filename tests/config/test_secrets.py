@@ -1,7 +1,5 @@
 """The secrets of a config and its `storage`: found wherever they stand, and not kept."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The parts that a workflow brings along: used where the config names none, and stored like written ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Several models to train in one run, and the blocks `warm_up` and `alarms`."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """YAML with positions, the environment variables in it, and overrides of it: `-o a.b.c=value`."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Trajectories and rows to samples and back: what was sampled is trained on, nothing is lost."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The values of the interfaces, as code that was written for the toolkit's guide makes and changes them."""
 
-from __future__ import annotations
-
 import math
 import uuid
 from typing import Any

@@ -1,7 +1,5 @@
 """Garbage is collected rarely, and threads that wait spin briefly."""
 
-from __future__ import annotations
-
 import gc
 import os
 import sys

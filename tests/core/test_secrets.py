@@ -1,7 +1,5 @@
 """Secrets in text: which are found, in which forms, and what is left alone."""
 
-from __future__ import annotations
-
 import json
 from urllib.parse import quote
 

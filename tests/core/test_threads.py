@@ -1,7 +1,5 @@
 """Functions that may block, threads of which nobody knows when they end; and how an extra is installed."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

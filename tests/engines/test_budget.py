@@ -1,7 +1,5 @@
 """Budgets of runs: an endpoint that charges, kills, going on, and the estimates beside them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

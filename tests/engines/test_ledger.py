@@ -1,7 +1,5 @@
 """The ledger: prices, the meter of every call, sums by hand, room held for jobs, and the end of it."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The OpenAI engine against a real HTTP server that speaks the wire format, and misbehaves on demand."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """Every fault of a model's endpoint, over sockets, and the breaker that stops a run without a model."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

@@ -1,7 +1,5 @@
 """A vLLM process and what is sampled from it; see `tests/vllm.py` for the real one."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """Several vLLM processes that are asked as one, who is let into one, and the logs of child processes."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import os

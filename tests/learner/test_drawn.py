@@ -1,7 +1,5 @@
 """The learner forms the distributions that tokens were drawn from, and its head the chosen tokens'."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import Counter

@@ -1,7 +1,5 @@
 """Steps of the learner: what they depend on, stops them, and how they are taken up again."""
 
-from __future__ import annotations
-
 import threading
 from dataclasses import replace
 

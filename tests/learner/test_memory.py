@@ -1,7 +1,5 @@
 """Free memory, a GPU whose memory runs out, and steps in bfloat16 that are finer than its numbers."""
 
-from __future__ import annotations
-
 import os
 import platform
 from collections import defaultdict

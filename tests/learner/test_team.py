@@ -1,7 +1,5 @@
 """Two processes over gloo against one: what they learn, and what happens when one of them is lost."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Token trees: nothing is lost or there twice, order plays no part, and which units go together."""
 
-from __future__ import annotations
-
 from itertools import combinations, combinations_with_replacement, pairwise
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Llama's decoder with fewer passes over memory, against the model's own modules."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

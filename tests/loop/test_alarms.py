@@ -1,7 +1,5 @@
 """Each alarm on histories written by hand: when it rings, and what it says."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

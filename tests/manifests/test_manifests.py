@@ -4,8 +4,6 @@
 Helm chart of ray-project/kuberay, and of their siblings only the names.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

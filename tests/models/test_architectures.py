@@ -1,7 +1,5 @@
 """Stock architectures, and LoRA weights on their layers: sampled, trained, exported, or refused by name."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A model's files against its config, refused by name; and a base's files, recorded once and known again."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The threads that torch computes with on a CPU."""
 
-from __future__ import annotations
-
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The distribution of a token: its bytes, truncation, masks of forms, and grammars of another engine."""
 
-from __future__ import annotations
-
 import copy
 import random
 

@@ -1,7 +1,5 @@
 """A policy: loading, versions, the base to go back to, LoRA weights, export."""
 
-from __future__ import annotations
-
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where models are looked for: what is meant as a path never reaches the hub."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

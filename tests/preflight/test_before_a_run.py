@@ -1,7 +1,5 @@
 """Before a run: services, and the number of its episodes."""
 
-from __future__ import annotations
-
 from unittest.mock import AsyncMock
 
 import pytest

@@ -1,7 +1,5 @@
 """The projects that `etude init --task` writes: who is right earns the whole reward, and nobody else does."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

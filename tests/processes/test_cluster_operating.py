@@ -1,7 +1,5 @@
 """A run on a Ray cluster tells where it is and what it prints; its secrets stay where they are used."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs on a cluster that are killed and resumed, with learners or runners on its nodes; a server's jobs."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

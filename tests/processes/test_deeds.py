@@ -3,8 +3,6 @@
 The other episodes are whole, and each such deed is told: as a failed episode or a missing score.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Who may speak with the head, what is sent to a runner, and how errors and calls cross the connection."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

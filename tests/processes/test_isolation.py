@@ -1,7 +1,5 @@
 """Episodes in other processes are the same episodes; a process that dies takes its own episode with it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

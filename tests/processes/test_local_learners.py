@@ -1,7 +1,5 @@
 """The adapter `local` on the nodes of a cluster: the weights of one process, whatever is lost meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

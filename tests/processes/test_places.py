@@ -1,7 +1,5 @@
 """Which place an episode gets, what that costs where there are many, and runners that sample themselves."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

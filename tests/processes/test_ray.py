@@ -1,7 +1,5 @@
 """Runners on a real Ray cluster of three nodes, one of which is killed."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """vLLM processes on the nodes of a real Ray cluster, of which one is killed, and one with its node."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

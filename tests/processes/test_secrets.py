@@ -1,7 +1,5 @@
 """Secrets go to no other machine: references do, and what is written out is refused by name."""
 
-from __future__ import annotations
-
 import json
 import socket
 from typing import Any

@@ -1,7 +1,5 @@
 """A run says what of it is where and what it waits for, and ends where nothing moves."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Teams on a cluster: what is wrong with it is said, and what room there is."""
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Golden tables of the named protocols, written by hand: schedules, visibility, payoffs and bounds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

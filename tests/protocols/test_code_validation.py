@@ -1,7 +1,5 @@
 """Prompts, answers, truth and stance of code validation; and the example, offline."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

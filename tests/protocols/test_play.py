@@ -1,7 +1,5 @@
 """How a protocol is played: turns, prompts, retries, endings; and what each agent sees of it."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from typing import Any

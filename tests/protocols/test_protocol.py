@@ -1,7 +1,5 @@
 """A protocol cannot be built wrong; its scales of decisions, who may decide, and what is sent where."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Untrusted code in the sandbox: how far it gets, and how it ends when it tries more."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

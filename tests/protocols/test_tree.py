@@ -1,7 +1,5 @@
 """The episode tree: values, choices, what branching holds fixed, its widths, and a play interrupted in it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections import defaultdict

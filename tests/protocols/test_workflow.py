@@ -1,7 +1,5 @@
 """Protocols in configs: the workflow and the evaluator, and what is refused before the first call."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

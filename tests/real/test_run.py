@@ -3,8 +3,6 @@
 In the quick tests runs, gradients and exports are of its first layers; in the slow ones of them all.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

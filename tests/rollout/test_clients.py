@@ -1,7 +1,5 @@
 """Agents that reach the model by OpenAI's client, over HTTP from another process, or as programs."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sys

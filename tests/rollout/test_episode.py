@@ -1,7 +1,5 @@
 """An episode: its calls and events, and how it is encoded."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Evaluation runs: real collector, real journal, agents and evaluators that fail."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Evaluators from plain functions: whatever one raises is the reason why there is no score."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import math

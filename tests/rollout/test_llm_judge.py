@@ -1,7 +1,5 @@
 """Models that judge: one episode, the episodes of one example, and the transcript that they read."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """Calls to an episode's endpoint: refused by their fields, or with logprobs as a forward pass has them."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path

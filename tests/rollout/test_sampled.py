@@ -1,7 +1,5 @@
 """Figures of what the trained model said, the error budget, and scoring stored episodes again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Evaluators by their `_type`, what they declare to give, and weighted sums of scores."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Workflows, async or plain functions: their outputs kept as they are, and scores measured inside."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import re

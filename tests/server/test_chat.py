@@ -1,7 +1,5 @@
 """Answers of a server, by the official clients; what each of them can ask for is in `tests/clients`."""
 
-from __future__ import annotations
-
 import anthropic
 import openai
 import pytest

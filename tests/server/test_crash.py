@@ -1,7 +1,5 @@
 """kill -9 of server and worker, also at random points: nothing is lost or there twice, no process is left."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random

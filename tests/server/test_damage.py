@@ -1,7 +1,5 @@
 """A server's data folder: damaged weights are said by name and never served, and no secrets are in it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import openai

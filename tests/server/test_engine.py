@@ -1,7 +1,5 @@
 """A server's start, its engine, its jobs in one process and several, and what workers are forked from."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading

@@ -1,7 +1,5 @@
 """A model that a server trained, fetched by its address alone."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 from collections.abc import Iterator

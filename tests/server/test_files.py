@@ -1,7 +1,5 @@
 """Files of a server, and the limits of uploads and jobs: refused by line and field, and by both numbers."""
 
-from __future__ import annotations
-
 import io
 import json
 from concurrent.futures import ThreadPoolExecutor

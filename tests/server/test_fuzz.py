@@ -1,7 +1,5 @@
 """Whatever is asked (by a corpus, or schemathesis), the answer is an answer or an error object."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

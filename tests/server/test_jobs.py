@@ -1,7 +1,5 @@
 """Jobs of a server, as the official client asks for them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`etude serve --engine vllm`: jobs make LoRA weights and whole models, and vLLM answers with them."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

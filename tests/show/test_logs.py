@@ -1,7 +1,5 @@
 """Log records: which are shown, and where."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Iterator

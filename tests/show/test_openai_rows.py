@@ -1,7 +1,5 @@
 """OpenAI's fine-tuning rows, written out by hand, and calls as a person reads them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

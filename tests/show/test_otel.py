@@ -1,7 +1,5 @@
 """Spans at an OTLP receiver that decodes the real protobuf."""
 
-from __future__ import annotations
-
 import json
 import sqlite3
 import time

@@ -1,7 +1,5 @@
 """TensorBoard, MLflow and Weights & Biases (offline), each with a store that is read back."""
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from pathlib import Path

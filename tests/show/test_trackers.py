@@ -1,7 +1,5 @@
 """The promises of every tracker: nothing is lost, and nobody waits for it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

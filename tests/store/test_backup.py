@@ -1,7 +1,5 @@
 """Copies of runs that go on, at storages that fail in all the ways they do, and runs made of them."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import json

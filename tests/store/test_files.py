@@ -1,7 +1,5 @@
 """Files that appear in full or not at all, are on the disk when they count, and are their user's alone."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

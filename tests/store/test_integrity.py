@@ -1,7 +1,5 @@
 """A journal that is not as it was written is refused, also after its process or its disk gave up."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

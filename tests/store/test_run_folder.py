@@ -1,7 +1,5 @@
 """The folder of a run, and which of its versions is meant."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import json
 import os

@@ -1,7 +1,5 @@
 """Chat completions of a recorded model, settings of sampling, and answers that are streamed in every API."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

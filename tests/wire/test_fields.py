@@ -3,8 +3,6 @@
 A field of an SDK that is not in these tables is to be refused.
 """
 
-from __future__ import annotations
-
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping

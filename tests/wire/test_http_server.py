@@ -1,7 +1,5 @@
 """The rules of all HTTP: servers over real sockets, and the one policy of retries."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

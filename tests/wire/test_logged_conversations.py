@@ -4,8 +4,6 @@ The logs are as the formats' own documentation shows them; examples/logs convert
 The files of chats are written anew by `python -m tests.wire.test_logged_conversations`.
 """
 
-from __future__ import annotations
-
 import copy
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Anthropic's messages and OpenAI's Responses of a recorded model, spoken by the real clients."""
 
-from __future__ import annotations
-
 import anthropic
 import openai
 import pytest

@@ -1,7 +1,5 @@
 """From a log to weights: an imported log is scored and learned from."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

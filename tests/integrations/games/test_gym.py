@@ -1,7 +1,5 @@
 """Gymnasium's environments, and careless ones of users."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """The parts of an environment that need no verifiers: its scores, its failures, what its block supplies."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

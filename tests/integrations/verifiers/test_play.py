@@ -1,7 +1,5 @@
 """Environments of the real verifiers: their configs, their plays with scripted engines, and their client."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
