@@ -184,7 +184,7 @@ def test_of_an_engine(tmp_path, monkeypatch, wrong, said, is_plain):
     monkeypatch.setattr("tests.cli.parts.ScriptedEngine", plain(Mine, "complete") if is_plain else Mine)
     place = r"test_wrong_returns.py:\d+: .*Mine.complete"
     with pytest.raises(ErrorBudgetExceeded, match=f"{place} returned {said}"):
-        model = "tests.cli.parts:scripted"
+        model = "tests.cli.parts:open_scripted"
         etude.evaluate(play, reward=correct, examples=examples(2), model={"_type": model}, progress=False)
 
 
