@@ -61,7 +61,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 54_824,
     "modules": 248,
-    "lines of tests": 44_735,
+    "lines of tests": 44_399,
     "benchmark files": 12,
     "config keys": 306,
 }

@@ -326,7 +326,7 @@ def _declared_return(method: Callable[..., Any]) -> Any:
         return Any
 
 
-def _fits(value: Any, expected: Any) -> bool:
+def _fits(value: Any, expected: Any, finite: bool = True) -> bool:
     if expected is Any:
         return True
     if get_origin(expected) in (Union, types.UnionType):
@@ -345,12 +345,12 @@ def _fits(value: Any, expected: Any) -> bool:
         return isinstance(value, Set) and all(_fits(each, *get_args(expected)) for each in value)
     if get_origin(expected) is dict:
         is_dict, item = isinstance(value, dict), get_args(expected)[1]
-        return is_dict and all(_fits(each, item) for each in value.values())
+        return is_dict and all(_fits(each, item, finite=False) for each in value.values())
     if get_origin(expected) is Literal:
         return value in get_args(expected)
     if expected is float:
         try:
-            return math.isfinite(number(value))
+            return math.isfinite(number(value)) or not finite
         except ValueError:
             return False
     if expected is bool and getattr(value, "ndim", None) == 0:
