@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from etude.cli import check, episodes, evaluate, export, first_steps, runs, serve, train
+from etude.cli import episodes, first_steps, runs, serve, train
 from etude.cli.command import option, report_errors
 from etude.cli.console import INVOCATION
 from etude.show.logs import show_logs
@@ -71,8 +71,8 @@ def etude(
 
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
-    *(first_steps.init, first_steps.demo, check.check, check.doctor, train.train, train.resume),
-    *(evaluate.evaluate, episodes.episodes, runs.jobs, export.export, episodes.import_traces),
+    *(first_steps.init, first_steps.demo, first_steps.check, first_steps.doctor, train.train, train.resume),
+    *(train.evaluate, episodes.episodes, runs.jobs, train.export, episodes.import_traces),
     *(serve.serve, runs.view, first_steps.skill),
 )
 for _command in _COMMANDS:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from etude.core.history import Entry, History
     from etude.store.facts import RunFacts
     from etude.store.histories import JobFacts
-    from etude.store.status import RunStatus, SeenStatus
+    from etude.store.status import RunStatus
 
 app = typer.Typer(help="List, show and compare runs.", no_args_is_help=True, rich_markup_mode=None)
 cluster_app = typer.Typer(
@@ -235,9 +235,20 @@ def status(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> N
         emit({"run": str(path), **facts, "jobs": [job.model_dump(mode="json") for job in jobs]})
         return
     say(f"run             {shown_path(path)}")
-    _say_liveness(seen, path)
-    if seen.status is not None:
-        _show_status(seen.status, jobs)
+    told, age = seen.status, _since(seen.age or 0.0)
+    if seen.state == "starting":
+        say(f"head            process {seen.pid} has just started, and has not reported yet")
+    elif told is None:
+        say(f"head            no process has the run {path.name} open")
+    elif seen.state == "lost":
+        say(f"head            gone: process {told.pid} on {told.host}; its last report is {age} old")
+    else:
+        up = _since(max(0.0, told.at - told.since))
+        say(f"head            process {told.pid} on {told.host}, since {up}")
+        if seen.state == "silent":
+            say(f"warning         the head has not reported for {age}: it is stuck, or its code blocks")
+    if told is not None:
+        _show_status(told, jobs)
     next_step(hints.after_run(path))
 
 
@@ -312,22 +323,6 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
         calls.update(entry.metrics.get("calls") or {})
     # Cut-off answers are left out here: the entries' own warnings name them.
     show_troubles(run, {**calls, "cut_off": 0}, causes_in(entries))
-
-
-def _say_liveness(seen: SeenStatus, path: Path) -> None:
-    """Say whether the head process runs, and how old its last status is."""
-    status, age = seen.status, _since(seen.age or 0.0)
-    if seen.state == "starting":
-        say(f"head            process {seen.pid} has just started, and has not reported yet")
-    elif status is None:
-        say(f"head            no process has the run {path.name} open")
-    elif seen.state == "lost":
-        say(f"head            gone: process {status.pid} on {status.host}; its last report is {age} old")
-    else:
-        up = _since(max(0.0, status.at - status.since))
-        say(f"head            process {status.pid} on {status.host}, since {up}")
-        if seen.state == "silent":
-            say(f"warning         the head has not reported for {age}: it is stuck, or its code blocks")
 
 
 def _show_status(status: RunStatus, jobs: list[JobFacts]) -> None:

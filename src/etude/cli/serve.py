@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import MISSING, fields
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -34,7 +35,11 @@ def serve(**options: Any) -> None:
         keep_secret(options["api_key"])
     settings = server_settings(**options)
     locate(settings.model)
-    _say_placements(settings)
+    if (cluster := settings.cluster) is not None:
+        # In the main thread, Ray would take over SIGTERM.
+        with ThreadPoolExecutor(1) as thread:
+            has = thread.submit(cluster.check, Path.cwd() if settings.algorithms else None)
+            warn(f"✓ cluster: {has.result()}")
     # Imported last, because it loads torch: errors in the options appear without that wait.
     from etude.server.serve import serve as run
 
@@ -58,15 +63,3 @@ def _signature() -> Signature:
 
 
 serve.__signature__ = _signature()  # type: ignore[attr-defined]
-
-
-def _say_placements(settings: ServerSettings) -> None:
-    """Print what the cluster has. Raises RequestError if there is none."""
-    from concurrent.futures import ThreadPoolExecutor
-
-    if (cluster := settings.cluster) is None:
-        return
-    # In the main thread, Ray would take over SIGTERM.
-    with ThreadPoolExecutor(1) as thread:
-        has = thread.submit(cluster.check, Path.cwd() if settings.algorithms else None)
-        warn(f"✓ cluster: {has.result()}")
