@@ -59,8 +59,8 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_824,
-    "modules": 248,
+    "lines of source": 54_763,
+    "modules": 245,
     "lines of tests": 44_399,
     "benchmark files": 12,
     "config keys": 306,

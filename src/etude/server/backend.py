@@ -163,15 +163,25 @@ class VllmBackend(Backend):
 
     async def load(self, model: ServedModel) -> TokenEngine:
         """Make vLLM serve the model. Raises EngineError with the last lines of its log if it does not."""
+        settings = self._settings
         if model.folder is None or model.lora is not None:
-            await self._processes.start(self._settings.model, in_place=self._loads_in_place)
-            name = self._settings.model if model.lora is None else await self._add_lora(model)
+            await self._processes.start(settings.model, in_place=self._loads_in_place)
+            if model.folder is None or model.lora is None:
+                name = settings.model
+            else:
+                # A name is never used twice, so that a running answer keeps the weights it began with.
+                name = f"lora-{next(self._numbers)}"
+                folder, base = self._folder / name, settings.model
+                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+                tensors = await asyncio.to_thread(load_tensors, model.folder / WEIGHTS_FILE)
+                await asyncio.to_thread(write_lora_folder, tensors, **model.lora, base=base, folder=folder)
+                await self._processes.add_lora(name, folder)
+                self._names[model.name] = name
         else:
             name = str(await asyncio.to_thread(self._merge_lora, model))
             await self._processes.start(name, in_place=self._loads_in_place)
         if self.codec is None:
             raise EngineError("vLLM was not started")
-        settings = self._settings
         return VllmEngine(
             self._processes,
             name,
@@ -198,18 +208,6 @@ class VllmBackend(Backend):
 
     def status(self) -> dict[str, Any]:
         return self._processes.status()
-
-    async def _add_lora(self, model: ServedModel) -> str:
-        assert model.folder is not None and model.lora is not None
-        # A name is never used twice, so that a running answer keeps the weights it began with.
-        name = f"lora-{next(self._numbers)}"
-        folder, base = self._folder / name, self._settings.model
-        await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-        tensors = await asyncio.to_thread(load_tensors, model.folder / WEIGHTS_FILE)
-        await asyncio.to_thread(write_lora_folder, tensors, **model.lora, base=base, folder=folder)
-        await self._processes.add_lora(name, folder)
-        self._names[model.name] = name
-        return name
 
     def _merge_lora(self, model: ServedModel) -> Path:
         """Return a folder with the whole model. An earlier server may have written it."""

@@ -214,16 +214,6 @@ def job_object(row: Row) -> dict[str, Any]:
     }
 
 
-def event_object(row: Row) -> dict[str, Any]:
-    """Return the `fine_tuning.job.event` object."""
-    return {
-        **{name: row[name] for name in ("id", "level", "type", "message")},
-        "object": "fine_tuning.job.event",
-        "created_at": int(row["created"]),
-        "data": row["data"] or {},
-    }
-
-
 def job_routes(jobs: JobStore, files: FileStore, models: ModelStore, wake: Callable[[], None]) -> APIRouter:
     """Return the routes for jobs and algorithms. `wake` makes the scheduler look at the queue."""
     router = APIRouter(prefix="/v1/fine_tuning", tags=["fine-tuning"])
@@ -265,7 +255,15 @@ def job_routes(jobs: JobStore, files: FileStore, models: ModelStore, wake: Calla
     @router.get("/jobs/{job_id}/events", summary="List a job's events")
     def list_events(job_id: str, after: str | None = None, limit: Limit = 20) -> dict[str, Any]:
         """List the newest events first. Events of type `metrics` describe a step."""
-        return list_object(jobs.events(job_id, after, limit), event_object)
+        return list_object(
+            jobs.events(job_id, after, limit),
+            lambda row: {
+                **{name: row[name] for name in ("id", "level", "type", "message")},
+                "object": "fine_tuning.job.event",
+                "created_at": int(row["created"]),
+                "data": row["data"] or {},
+            },
+        )
 
     @router.get("/algorithms", summary="List algorithms")
     def list_algorithms() -> dict[str, Any]:

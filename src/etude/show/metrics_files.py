@@ -36,7 +36,14 @@ def write_metrics(
     If it is `final`, also draw the plot. `tell` gets the reason for a missing one.
     """
     epochs = history.epochs
-    lines = [f"{_json(_epoch_line(history.run_id, entry))}\n" for entry in epochs]
+    lines = []
+    for entry in epochs:
+        head = {"epoch": entry.epoch, "timestamp": entry.timestamp, "run_id": history.run_id}
+        curriculum = entry.curriculum_state if _has_curriculum(entry) else None
+        more = {"skipped": entry.skipped, "resting": entry.resting, "curriculum_state": curriculum}
+        line = {**head, **entry.metrics, **head}  # A trainer may log its own count of epochs.
+        line |= {key: value for key, value in more.items() if value is not None}
+        lines.append(f"{_json(line | _alarms(entry))}\n")
     write_atomically(folder / "training_metrics.jsonl", "".join(lines))
     trained_on = [entry for entry in epochs if entry.resting is None]
     _write_list(folder / "reward_history.json", trained_on, "num_trajectories")
@@ -57,14 +64,6 @@ def write_metrics(
 
 def _write_list(file: Path, entries: Iterable[Entry], *more: str) -> None:
     write_atomically(file, f"{_json([_rewards(entry, more) for entry in entries], indent=2)}\n")
-
-
-def _epoch_line(run_id: str, entry: EpochEntry) -> dict[str, Any]:
-    head = {"epoch": entry.epoch, "timestamp": entry.timestamp, "run_id": run_id}
-    curriculum = entry.curriculum_state if _has_curriculum(entry) else None
-    more = {"skipped": entry.skipped, "resting": entry.resting, "curriculum_state": curriculum}
-    line = {**head, **entry.metrics, **head}  # A trainer may log its own count of epochs.
-    return line | {key: value for key, value in more.items() if value is not None} | _alarms(entry)
 
 
 def _rewards(entry: Entry, more: Iterable[str]) -> dict[str, Any]:

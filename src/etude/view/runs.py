@@ -155,10 +155,18 @@ def list_charts(history: History) -> dict[str, list[Chart]]:
     names = dict.fromkeys(name for entry in history.entries for name in entry.metrics.get("evaluators") or {})
     # A single evaluator is the reward.
     evaluators = names if len(names) > 1 else ()
+    counts = {entry.epoch: entry.metrics.get("failures") or {} for entry in history.epochs}
+    failures: dict[str, dict[int, Bounds]] = {
+        kind: {epoch: (each.get(kind, 0), None, None) for epoch, each in counts.items()}
+        for kind in sorted({kind for each in counts.values() for kind in each})
+    }
     groups = {
         "Rewards": [_score_chart(history, name) for name in (None, *evaluators)],
         **{group: [_metric(history, *each) for each in metrics] for group, metrics in _METRICS.items()},
-        "Failures": _failures(history),
+        "Failures": [
+            _chart(history, "failures by cause", failures, "episodes, and scores"),
+            _metric(history, "calls made again", "calls.retries", ""),
+        ],
     }
     drawn = {
         name: [chart for chart in charts if any(value for line in chart.lines for value in line.values)]
@@ -219,18 +227,6 @@ def _score_chart(history: History, evaluator: str | None) -> Chart:
     }
     dotted = "training" if history.validations else ""
     return _chart(history, evaluator or "reward", lines, "with 95 % intervals", dotted)
-
-
-def _failures(history: History) -> list[Chart]:
-    counts = {entry.epoch: entry.metrics.get("failures") or {} for entry in history.epochs}
-    kinds = sorted({kind for each in counts.values() for kind in each})
-    by_kind: dict[str, dict[int, Bounds]] = {
-        kind: {epoch: (each.get(kind, 0), None, None) for epoch, each in counts.items()} for kind in kinds
-    }
-    return [
-        _chart(history, "failures by cause", by_kind, "episodes, and scores"),
-        _metric(history, "calls made again", "calls.retries", ""),
-    ]
 
 
 def _chart(

@@ -294,12 +294,26 @@ class CompletionsDialect(Dialect):
         choices = []
         for index, answer in enumerate(answers):
             completion = answer.completion
-            choice = {
+            choice: dict[str, Any] = {
                 "index": index,
                 "text": message_text(completion.message),
                 "finish_reason": completion.finish_reason,
-                "logprobs": _text_logprobs(answer) if asked.logprobs else None,
+                "logprobs": None,
             }
+            if asked.logprobs:
+                tops = []
+                for _, _, top in answer.tokens:
+                    named: dict[str, float] = {}
+                    for token, logprob in top:
+                        # A second token with the same text is named by its id.
+                        name = answer.token_name(token)
+                        named[name if name not in named else f"token_id:{token}"] = _finite(logprob)
+                    tops.append(named)
+                choice["logprobs"] = {
+                    "tokens": [answer.token_name(token) for token, _, _ in answer.tokens],
+                    "token_logprobs": [_finite(logprob) for _, logprob, _ in answer.tokens],
+                    "top_logprobs": tops,
+                }
             if asked.return_token_ids:
                 choice["prompt_token_ids"] = completion.prompt_ids
                 choice["token_ids"] = completion.completion_ids
@@ -316,19 +330,3 @@ class CompletionsDialect(Dialect):
     def stream(self, asked: ChatBody) -> Stream:
         """Raise NotImplementedError: `parse` refuses streams."""
         raise NotImplementedError
-
-
-def _text_logprobs(answer: RecordedCompletion) -> dict[str, Any]:
-    tops = []
-    for _, _, top in answer.tokens:
-        named: dict[str, float] = {}
-        for token, logprob in top:
-            # A second token with the same text is named by its id.
-            name = answer.token_name(token)
-            named[name if name not in named else f"token_id:{token}"] = _finite(logprob)
-        tops.append(named)
-    return {
-        "tokens": [answer.token_name(token) for token, _, _ in answer.tokens],
-        "token_logprobs": [_finite(logprob) for _, logprob, _ in answer.tokens],
-        "top_logprobs": tops,
-    }

@@ -460,7 +460,16 @@ class TextArenaGame:
                     raise EpisodeError(
                         f"{config.id}: it asked player {seat}, and `seats` has {len(players)} models"
                     )
-                text = await players[seat].answer(episode, self._show_messages(seat, observation))
+                if isinstance(observation, str):
+                    asked = observation.strip()
+                else:  # The messages and events since its last turn.
+                    texts = [
+                        message.strip()
+                        for sender, message, kind in observation
+                        if sender != seat and (config.rules or getattr(kind, "name", "") != "PROMPT")
+                    ]
+                    asked = "\n\n".join(texts) or "It is your turn."
+                text = await players[seat].answer(episode, asked)
                 course.turns += 1
                 over, _ = await call("step()", partial(env.step, action=text))
             rewards, info = await call("close()", env.close)
@@ -468,14 +477,3 @@ class TextArenaGame:
                 course.earn(player.name, (rewards or {}).get(seat))
                 course.invalid[player.name] += bool((info.get(seat) or {}).get("invalid_move"))
         return course.record(episode)
-
-    def _show_messages(self, seat: int, observation: Any) -> str:
-        """Return the messages and events since a player's last turn."""
-        if isinstance(observation, str):
-            return observation.strip()
-        texts = [
-            message.strip()
-            for sender, message, kind in observation
-            if sender != seat and (self.config.rules or getattr(kind, "name", "") != "PROMPT")
-        ]
-        return "\n\n".join(texts) or "It is your turn."

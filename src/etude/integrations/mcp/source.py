@@ -85,7 +85,19 @@ class Connection:
             raise self._error(f"answered '{name}' with the error {error.code}: {error.message}") from error
         except (ValidationError, RuntimeError, httpx2.HTTPError, OSError) as error:
             raise self._error(f"gave '{name}' no valid answer: {_cause(error)}") from error
-        return ToolResult(_result_text(result), result.is_error)
+        parts = []
+        for block in result.content:
+            if isinstance(block, types.TextContent):
+                parts.append(block.text)
+            elif isinstance(resource := getattr(block, "resource", None), types.TextResourceContents):
+                parts.append(resource.text)
+            elif isinstance(block, types.ResourceLink):
+                parts.append(str(block.uri))
+            else:
+                parts.append(f"[{getattr(block, 'mime_type', None) or block.type}]")
+        if not parts and result.structured_content is not None:
+            parts = [json.dumps(result.structured_content, ensure_ascii=False)]
+        return ToolResult("\n".join(parts), result.is_error)
 
     def close(self) -> None:
         """Start closing the connection. A server that Etude started is killed if it does not exit."""
@@ -160,23 +172,6 @@ def _to_openai_tool(tool: types.Tool) -> Tool:
         "type": "function",
         "function": {key: value for key, value in function.items() if value is not None},
     }
-
-
-def _result_text(result: types.CallToolResult) -> str:
-    """Return a result's text, with type names for other blocks, or its structured content if it has none."""
-    parts = []
-    for block in result.content:
-        if isinstance(block, types.TextContent):
-            parts.append(block.text)
-        elif isinstance(resource := getattr(block, "resource", None), types.TextResourceContents):
-            parts.append(resource.text)
-        elif isinstance(block, types.ResourceLink):
-            parts.append(str(block.uri))
-        else:
-            parts.append(f"[{getattr(block, 'mime_type', None) or block.type}]")
-    if not parts and result.structured_content is not None:
-        return json.dumps(result.structured_content, ensure_ascii=False)
-    return "\n".join(parts)
 
 
 def _cause(error: BaseException) -> str:
