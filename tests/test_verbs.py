@@ -1,5 +1,6 @@
 """Whole runs by the verbs: from a config, and from the live functions of a program."""
 
+import functools
 import importlib
 import json
 import os
@@ -13,9 +14,9 @@ import yaml
 import etude
 from etude.config.load import parse_config
 from etude.core.episode import Example
-from etude.core.errors import RequestError, StoreError, TrainingError
+from etude.core.errors import DatasetError, RequestError, StoreError, TrainingError
 from etude.core.interfaces import innermost
-from etude.loop.arguments import build_config
+from etude.loop.arguments import build_config, evaluator_configs, workflow_config
 from etude.loop.trainer import EpochTrainerConfig
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
@@ -54,6 +55,31 @@ async def test_a_trainer_that_returns_failures_fails(project, status, error):
     changes = {"trainers": {"mine": {"_type": "tests.guide_parts:careless", "status": status}}}
     with RunFolder.create(project, "run") as run, pytest.raises(TrainingError, match=error):
         await train_in(parse_config(config(**changes)), run)
+
+
+def score(example, output):
+    return 1.0
+
+
+def double_score(fn):
+    @functools.wraps(fn)
+    def wrapper(example, output):
+        return 2 * fn(example, output)
+
+    return wrapper
+
+
+@etude.workflow
+async def play_here(example, episode):
+    return "yes"
+
+
+def test_a_wrapper_is_never_taken_for_the_function_that_it_wraps():
+    """Both say the same name, module and line. A config that named the function would lose the wrapper."""
+    assert evaluator_configs(score) == {"score": "tests.test_verbs:score"}
+    assert evaluator_configs(double_score(score))["score"].value.fn(None, "") == 2.0
+    assert workflow_config(play_here) == "tests.test_verbs:play_here"
+    assert workflow_config(etude.workflow(timeout=5)(play_here.fn)).value.timeout == 5
 
 
 ROWS = [{"id": f"t{n}", "question": f"t{n}?", "answer": "yes"} for n in range(4)]
@@ -197,6 +223,17 @@ def test_an_example_that_json_cannot_hold_is_refused_before_anything_is_sampled(
 def test_examples_that_fail_as_they_are_read_are_a_wrong_request():
     with pytest.raises(RequestError, match=r"examples .*ZeroDivisionError"):
         etude.evaluate(own_parts()[0], examples=({"q": 1 / number} for number in (1, 0)))
+
+
+def test_tools_that_are_no_functions_are_refused():
+    with pytest.raises(RequestError, match=r"tools .* found 5"):
+        etude.evaluate(own_parts()[0], tools=5, **EVALUATED)
+
+
+def test_an_id_that_only_some_rows_have_is_refused():
+    rows = [{"id": 7, "question": "?"}, {"question": "!"}]
+    with pytest.raises(DatasetError, match=r"row 2: .* `id` .* all rows"):
+        etude.evaluate(own_parts()[0], **EVALUATED | {"examples": rows})
 
 
 def test_an_example_is_each_readers_own_and_is_stored_as_far_as_json_goes(project):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -345,6 +346,8 @@ def tools_configs(tools: Any) -> dict[str, Any]:
         if isinstance(each, Mapping | ToolsConfig):
             made[str(name)] = dict(each) if isinstance(each, Mapping) else each
             continue
+        if not (callable(each) or isinstance(each, Iterable)):
+            raise RequestError(f"tools are Python functions, or entries of `tools`, found {each!r:.80}")
         functions = [each] if callable(each) else list(each)
         paths = [_import_path(function) for function in functions]
         live = LiveToolsConfig(name=f"{len(functions)} functions", value=functions)
@@ -371,7 +374,8 @@ def dataset_config(examples: Any) -> DatasetConfig | dict[str, Any] | str:
         rows = list(examples)
     if not rows:
         raise RequestError("the examples are an empty list or table; give at least one")
-    have_ids = all(isinstance(row, Example) or (isinstance(row, Mapping) and "id" in row) for row in rows)
+    are_examples = all(isinstance(row, Example) for row in rows)
+    have_ids = are_examples or any(isinstance(row, Mapping) and "id" in row for row in rows)
     name = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
     return LiveRowsConfig(name=name, value=rows, id_key="id" if have_ids else None)
 
@@ -434,9 +438,23 @@ def _import_path(value: Any) -> str | None:
     if module in (None, "__main__") or not name.isidentifier():
         return None
     public = getattr(sys.modules.get(str(module)), name, None)
-    # Compared by place, because importing a module again makes new objects.
-    is_public = type(public) is type(value) and where_defined(_plain_function(public)) == where_defined(code)
-    return f"{module}:{name}" if is_public else None
+    return f"{module}:{name}" if public is value or _is_same_again(public, value) else None
+
+
+def _is_same_again(public: Any, value: Any) -> bool:
+    """Return whether both come from the same lines, as after a module was imported again.
+
+    Wrappers have the place of what they wrap, and closures share theirs, so none of these is known by it.
+    """
+    if type(public) is not type(value):
+        return False
+    functions = [_plain_function(each) for each in (public, value)]
+    if any(hasattr(each, "__wrapped__") or getattr(each, "__closure__", None) for each in functions):
+        return False
+    if isinstance(value, Workflow) and replace(value, fn=public.fn) != public:
+        return False
+    first, second = map(where_defined, functions)
+    return first == second
 
 
 def _plain_function(value: Any) -> Any:
