@@ -71,8 +71,20 @@ def encode_call(call: Call, parent: tuple[str, Call] | None) -> Json:
         data["sampling"] = to_jsonable_python(sampling)
     if call.error is not None:
         data["error"] = mask_secrets(call.error)
-    if call.completion is not None:
-        data["completion"] = _encode_completion(call.completion, before)
+    if (completion := call.completion) is not None:
+        answer = _non_defaults(completion, "prompt_ids", "usage", "constraint")
+        answer |= {name: _pack(code, answer[name]) for name, code in _PACKED.items() if name in answer}
+        if (ids := completion.prompt_ids) is not None:
+            known = _token_ids(before)
+            shared = len(known)
+            if ids[:shared] != known:
+                shared = next(at for at, token in enumerate(known) if at == len(ids) or ids[at] != token)
+            answer["prompt_ids"] = [shared, _pack("i", ids[shared:])]
+        usage = completion.usage
+        answer["usage"] = [usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens]
+        if completion.constraint is not None:
+            answer["constraint"] = asdict(completion.constraint)
+        data["completion"] = answer
     return data
 
 
@@ -110,22 +122,6 @@ def shared_messages(before: Call, messages: Sequence[Any]) -> int:
     while shared < min(len(earlier), len(messages)) and earlier[shared] == messages[shared]:
         shared += 1
     return shared
-
-
-def _encode_completion(completion: Completion, parent: Call | None) -> Json:
-    data = _non_defaults(completion, "prompt_ids", "usage", "constraint")
-    data |= {name: _pack(code, data[name]) for name, code in _PACKED.items() if name in data}
-    if (ids := completion.prompt_ids) is not None:
-        before = _token_ids(parent)
-        shared = len(before)
-        if ids[:shared] != before:
-            shared = next(at for at, token in enumerate(before) if at == len(ids) or ids[at] != token)
-        data["prompt_ids"] = [shared, _pack("i", ids[shared:])]
-    usage = completion.usage
-    data["usage"] = [usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens]
-    if completion.constraint is not None:
-        data["constraint"] = asdict(completion.constraint)
-    return data
 
 
 def _decode_completion(data: Json, parent: Call | None) -> Completion:
