@@ -59,7 +59,7 @@ async def test_without_its_history_a_player_sees_the_observation_again(journal):
 
 
 async def test_functions_of_ones_own_make_actions_and_observations(journal):
-    keys = {"action": f"{HERE}:two_times", "observation": f"{HERE}:shouted", "history": False}
+    keys = {"action": f"{HERE}:two_times", "observation": f"{HERE}:shout", "history": False}
     (record,) = await play(counting(**keys), journal, lambda request: f"{right(request)} {right(request)}")
     assert scores(record)["reward"] == 2.0
     assert [len(call.request.messages) for call in record.calls] == [1, 1]
