@@ -25,8 +25,6 @@ def _lines(path: Path) -> int:
     return path.read_bytes().count(b"\n")
 
 
-measured = measure
-
 if __name__ == "__main__":
     for name, count in measure().items():
         print(f"{count:7,}  {name}")

@@ -61,7 +61,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 54_777,
     "modules": 245,
-    "lines of tests": 44_436,
+    "lines of tests": 44_434,
     "benchmark files": 12,
     "config keys": 306,
 }
