@@ -121,6 +121,9 @@ async def test_ids_within_ids_and_numbers_that_are_no_json(tmp_path):
         for words in ("typo<5", "-sz<5"):
             with pytest.raises(RequestError, match=r"6 episodes .*score"):
                 find_episodes(journal, ["eval"], "s", parse_query(words))
+            # The rest alone does not tell: an earlier episode may have the score.
+            rest = find_episodes(journal, ["eval"], "s", parse_query(words), after=ids[3])
+            assert rest.phase is None and rest.looked_at == 2
         assert len(find_episodes(journal, ["eval"], "s", parse_query("-s<5")).episodes) == 6
     assert sorted(each.id for each in found) == ids
     assert all([*each.scores] == ["s"] for each in found)

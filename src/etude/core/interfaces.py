@@ -280,12 +280,12 @@ def _wrap_method(own: C, declared: Callable[..., Any]) -> C:
         return check_return(own(self, *args, **kwargs), own, declared)
 
     @functools.wraps(own)
-    async def held_async(self: Any, *args: Any, **kwargs: Any) -> Any:
+    async def call_and_check_async(self: Any, *args: Any, **kwargs: Any) -> Any:
         value = own(self, *args, **kwargs)
         return check_return(await value if inspect.isawaitable(value) else value, own, declared)
 
     # The wrappers have the signature of `own`.
-    return held_async if is_awaited else call_and_check  # type: ignore[return-value]
+    return call_and_check_async if is_awaited else call_and_check  # type: ignore[return-value]
 
 
 class WrongReturnError(EtudeError):

@@ -255,18 +255,11 @@ def find_episodes(
     """Return the episodes of the phases that match a query, phase by phase in the order of ids.
 
     Begins in the first of the `phases`, after the id `after`. Stops after `limit` matches or about `seconds`
-    seconds. Raises RequestError if the query compares a score that none of the episodes has.
+    seconds. Raises RequestError if all were looked at, and the query compares a score that none has.
     """
     episodes: list[EpisodeOutline] = []
     scores: set[str] = set()
-
-    def select(phase: str | None = None, after: str = "") -> Selection:
-        if looked and (unknown := next((name for name in query.evaluators if name not in scores), None)):
-            hint = alternatives(unknown, sorted({*_FACTS, *scores}.difference(_FLAGS, _TEXTS)))
-            raise RequestError(f"none of the {looked} episodes has a score '{unknown}'{hint}")
-        return Selection(episodes, looked, phase, after)
-
-    begun, looked = time.monotonic(), 0
+    begun, looked, is_whole = time.monotonic(), 0, not after
     for phase in phases:
         for episode in outlines(journal, f"{phase}/", reward, after=after, with_text=bool(query.texts)):
             looked += 1
@@ -275,6 +268,10 @@ def find_episodes(
                 episodes.append(episode)
             is_late = seconds is not None and time.monotonic() - begun > seconds
             if is_late or (limit is not None and len(episodes) >= limit):
-                return select(phase, episode.id)
+                return Selection(episodes, looked, phase, episode.id)
         after = ""
-    return select()
+    unknown = next((name for name in query.evaluators if name not in scores), None)
+    if unknown is not None and looked and is_whole:
+        hint = alternatives(unknown, sorted({*_FACTS, *scores}.difference(_FLAGS, _TEXTS)))
+        raise RequestError(f"none of the {looked} episodes has a score '{unknown}'{hint}")
+    return Selection(episodes, looked)
