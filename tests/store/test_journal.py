@@ -46,13 +46,13 @@ async def test_a_step_runs_once_and_is_remembered_also_by_the_next_process(tmp_p
     assert len(calls) == 1
 
 
-async def test_a_codec_lets_a_step_return_more_than_json(journal: Journal) -> None:
-    fn, calls = count_calls({3, 1, 2})
-    first = await journal.step("a", fn, encode=sorted, decode=set)
-    again = await journal.step("a", fn, encode=sorted, decode=set)
-    assert first == again == {1, 2, 3}
-    assert journal.get("a") == [1, 2, 3]
-    assert len(calls) == 1
+async def test_a_value_is_kept_when_its_owner_is_cancelled_while_it_is_stored(journal: Journal) -> None:
+    storing = asyncio.create_task(journal.put("a", 1))
+    await asyncio.sleep(0)
+    storing.cancel()
+    await journal.flush()
+    assert journal.get("a") == 1
+    assert storing.cancelled()
 
 
 async def test_steps_of_one_key_at_the_same_time_run_once(journal: Journal) -> None:

@@ -187,7 +187,8 @@ class RemoteJournal(Steps):
         episode = next((each for each in self._steps if key == each or key.startswith(f"{each}/")), None)
         if episode is None:
             raise StoreError(f"{self.path}: a runner only stores steps of its own episodes, not {key!r}")
-        await self._link.ask("put", {"key": key, "value": value})
+        # Shielded: the value is still stored if this task is cancelled now.
+        await asyncio.shield(asyncio.ensure_future(self._link.ask("put", {"key": key, "value": value})))
         if episode in self._steps:
             self._steps[episode][key] = value
 

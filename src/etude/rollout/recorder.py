@@ -25,7 +25,7 @@ from etude.core.keys import fold
 from etude.core.message import Message, tool_arguments
 from etude.engines.meter import Role, asking_for
 from etude.store.episodes import CallReader, call_key, encode_call, shared_messages
-from etude.store.journal import Json, Steps
+from etude.store.journal import Steps
 from etude.wire.dialect import ChatBody, model_object
 from etude.wire.request_body import change_sampling
 from etude.wire.retries import count_retries, set_value
@@ -325,21 +325,15 @@ class Recorder:
                 seconds=time.monotonic() - since,
             )
 
-        async def sample() -> Call:
-            return end_call(await self._complete(asked, on_delta))
-
-        def encode(call: Call) -> Json:
-            return encode_call(call, self._parent(call))
-
-        def decode(data: Json) -> Call:
-            stored = self._reader.decode(name, data)
-            return replace(stored, index=asked.index, function=asked.function, request=asked.request)
-
+        key = call_key(self.episode_id, name)
         try:
             with count_retries() as count:
-                call: Call = await self.journal.step(
-                    call_key(self.episode_id, name), sample, encode=encode, decode=decode
-                )
+                if (data := self.journal.get(key)) is None:
+                    call = end_call(await self._complete(asked, on_delta))
+                    await self.journal.put(key, encode_call(call, self._parent(call)))
+                else:
+                    stored = self._reader.decode(name, data)
+                    call = replace(stored, index=asked.index, function=asked.function, request=asked.request)
         except StoreError as error:
             self.fatal = error
             raise

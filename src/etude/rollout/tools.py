@@ -227,21 +227,16 @@ class EpisodeTools:
         self._asked[digest] += 1
         is_new = False
 
-        async def call() -> ToolResult:
+        async def call() -> dict[str, Any]:
             nonlocal is_new
             is_new = True
             async with opened.catching_up:  # The session may not know recorded calls.
                 while opened.set.source.forgets and opened.recorded:
                     await opened.call(*opened.recorded[0])
                     del opened.recorded[0]
-            return await opened.call(name, arguments)
+            return asdict(await opened.call(name, arguments))
 
-        result: ToolResult = await self.journal.step(
-            f"{self.episode_id}/tool/{digest}/{count}",
-            call,
-            encode=asdict,
-            decode=lambda data: ToolResult(**data),
-        )
+        result = ToolResult(**await self.journal.step(f"{self.episode_id}/tool/{digest}/{count}", call))
         if not is_new:
             opened.recorded.append((name, arguments))
         return result

@@ -51,23 +51,14 @@ class Steps(Protocol):
     async def put(self, key: str, value: Json) -> None:
         """As `Journal.put`."""
 
-    async def step(
-        self,
-        key: str,
-        fn: Callable[[], Awaitable[Any]],
-        *,
-        encode: Callable[[Any], Json] | None = None,
-        decode: Callable[[Json], Any] | None = None,
-    ) -> Any:
+    async def step(self, key: str, fn: Callable[[], Awaitable[Json]]) -> Json:
         """As `Journal.step`, for keys that only one task asks for at a time."""
         stored = self.get(key)
         if stored is not None:
-            return stored if decode is None else decode(stored)
+            return stored
         value = await fn()
-        data = value if encode is None else encode(value)
-        # Shielded: the value is still stored if this task is cancelled now.
-        await asyncio.shield(asyncio.ensure_future(self.put(key, data)))
-        return json.loads(json.dumps(data)) if encode is None else value
+        await self.put(key, value)
+        return json.loads(json.dumps(value))
 
 
 class Journal:
@@ -96,43 +87,31 @@ class Journal:
         if not read_only:
             self._keys = {key for (key,) in self.select("SELECT key FROM steps")}
 
-    async def step(
-        self,
-        key: str,
-        fn: Callable[[], Awaitable[Any]],
-        *,
-        encode: Callable[[Any], Json] | None = None,
-        decode: Callable[[Json], Any] | None = None,
-    ) -> Any:
+    async def step(self, key: str, fn: Callable[[], Awaitable[Json]]) -> Json:
         """Return the stored value of the step `key`, or else run `fn` and return its committed result.
 
-        Steps with one key that run at the same time run `fn` once. When `fn` raises, nothing is stored.
-        `encode` and `decode` turn values that are not JSON into JSON and back. Without them the value is
-        returned as JSON keeps it (a tuple as a list): a resumed run sees no difference.
+        Steps with one key that run at the same time run `fn` once. When `fn` raises, nothing is stored. The
+        value is returned as JSON keeps it (a tuple as a list): a resumed run sees no difference.
 
         Raises the errors of `fn`, TypeError for a value that is not JSON, StoreError when the journal fails.
         """
         while True:
             text = self._lookup(key)
             if text is not None:
-                stored = json.loads(text)
-                return stored if decode is None else decode(stored)
+                return json.loads(text)
             running = self._running.get(key)
             if running is None:
                 break
             # Then look again: the other call has stored the value, or was cancelled and left none.
             await asyncio.shield(running)
-        return await self._run_step(key, fn, encode)
+        return await self._run_step(key, fn)
 
-    async def _run_step(
-        self, key: str, fn: Callable[[], Awaitable[Any]], encode: Callable[[Any], Json] | None
-    ) -> Any:
+    async def _run_step(self, key: str, fn: Callable[[], Awaitable[Json]]) -> Json:
         loop = asyncio.get_running_loop()
         running: Waiter = loop.create_future()
         self._running[key] = running
         try:
-            value = await fn()
-            text = _dumps(key, value if encode is None else encode(value))
+            text = _dumps(key, await fn())
             # Two futures: if this task is cancelled now, the value is still stored, and others wait for it.
             stored: Waiter = loop.create_future()
             self._require_writer().submit(self._put(key, text), stored, running)
@@ -151,7 +130,7 @@ class Journal:
                 self._forget(key, running)
             else:  # Cancelled during the commit.
                 running.add_done_callback(lambda settled: self._forget(key, settled))
-        return json.loads(text) if encode is None else value
+        return json.loads(text)
 
     def _forget(self, key: str, settled: Waiter) -> None:
         if self._running.get(key) is settled:
@@ -165,7 +144,10 @@ class Journal:
         return default if text is None else json.loads(text)
 
     async def put(self, key: str, value: Json) -> None:
-        """Store `value` under `key`, and wait until it is committed. Raises TypeError, StoreError."""
+        """Store `value` under `key`, and wait until it is committed. Raises TypeError, StoreError.
+
+        It is committed even if the caller is cancelled meanwhile.
+        """
         await self._commit(self._put(key, _dumps(key, value)))
 
     def put_soon(self, key: str, value: Json) -> None:
