@@ -103,13 +103,13 @@ class Bookkeeper:
             pool.follow(self.log)
         self.built: dict[int, tuple[Sequence[GroupFigures], dict[str, Any]]] = {}
         """For each epoch: the figures of the builder's finished collection, and its facts about that."""
-        self.jobs: dict[int, int] = {}
+        self.job_counts: dict[int, int] = {}
         """How many jobs this process has submitted for an epoch, or found submitted."""
-        self.begun: dict[str, tuple[int, float, TrainingJobRef]] = {}
+        self.started_jobs: dict[str, tuple[int, float, TrainingJobRef]] = {}
         """These jobs by name, each with its epoch, and when the trainer submitted it."""
-        self.over: set[int] = set()
+        self.finished_epochs: set[int] = set()
         """The epochs that a followed trainer has finished."""
-        self.reasons: dict[int, str] = {}
+        self.skip_reasons: dict[int, str] = {}
         """Why nothing was submitted for an epoch."""
         self._visited: set[int] = set()
 
@@ -118,7 +118,7 @@ class Bookkeeper:
         """The epoch that is being worked on, from 0; outside of `run_epoch`, the latest that has no job
         yet."""
         inside = current_number("train")
-        return self._latest + (self._latest in self.jobs) if inside is None else inside
+        return self._latest + (self._latest in self.job_counts) if inside is None else inside
 
     @contextmanager
     def working_on(self, epoch: int) -> Iterator[None]:
@@ -129,8 +129,8 @@ class Bookkeeper:
 
     def note_job(self, epoch: int, job: int, ref: TrainingJobRef) -> None:
         """Note the `job`-th job of an epoch, which was submitted now or is known from before."""
-        self._latest, self.jobs[epoch] = epoch, job
-        self.begun.setdefault(ref.run_id, (epoch, time.monotonic(), ref))
+        self._latest, self.job_counts[epoch] = epoch, job
+        self.started_jobs.setdefault(ref.run_id, (epoch, time.monotonic(), ref))
         if self.follows and ref.run_id not in self.log.state.ended:
             self._progress.phase("training")
 
@@ -166,12 +166,12 @@ class Bookkeeper:
 
     async def end(self, epoch: int, outcome: object) -> None:
         """End `run_epoch`. If it made no job, record that there was nothing to train on."""
-        if epoch in self.jobs:
+        if epoch in self.job_counts:
             return
-        self.over.add(epoch)
+        self.finished_epochs.add(epoch)
         if self.is_done(epoch):
             return
-        reason = outcome.reason if isinstance(outcome, Skipped) else self.reasons.get(epoch)
+        reason = outcome.reason if isinstance(outcome, Skipped) else self.skip_reasons.get(epoch)
         nothing = "run_epoch submitted nothing"
         await self.skip(epoch, reason or f"{nothing}; {reason_for_skip(await self.metrics(epoch))}")
 
@@ -242,7 +242,7 @@ class Bookkeeper:
         metrics = {
             **submission.metrics,
             "training": status.metrics,
-            "training_seconds": time.monotonic() - self.begun[ref.run_id][1],
+            "training_seconds": time.monotonic() - self.started_jobs[ref.run_id][1],
             "model_version": None if version is None else version.number,
         }
         kept = {

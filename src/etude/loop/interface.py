@@ -56,7 +56,7 @@ def _recorded_validation(validate: Method) -> Method:
         is_within = (current_number("validation"), current_number("warm-up")) != (None, None)
         if books is None or is_within:  # Outside of a run, or called by `super()`.
             return await validate(self, epoch, *args, **kwargs)
-        number = len(books.over) if books.follows else epoch
+        number = len(books.finished_epochs) if books.follows else epoch
         if not books.follows or books.history.validation(number) is None:
             self.runtime.progress.phase("validating", len(self.runtime.validation_examples))
         with collecting_for("validation", number):

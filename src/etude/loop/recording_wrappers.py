@@ -71,14 +71,14 @@ class RecordedAdapter(RecordedPart):
         """Start the job of the epoch, or return the job that it has already, under a name made here. Raises
         TrainingError when the data does not come from the weights that it should."""
         books, epoch = self._books, self._books.epoch
-        job = books.jobs.get(epoch, 0) + 1
+        job = books.job_counts.get(epoch, 0) + 1
         try:
             ref = await self._submit_or_follow(trajectories, epoch, job)
         except EtudeError as error:
-            books.reasons[epoch], books.failure = str(error), error
+            books.skip_reasons[epoch], books.failure = str(error), error
             raise
         if isinstance(ref, Skipped):
-            books.reasons[epoch] = ref.reason
+            books.skip_reasons[epoch] = ref.reason
         else:
             books.note_job(epoch, job, ref)
         return ref
@@ -140,12 +140,12 @@ class RecordedAdapter(RecordedPart):
         books, log = self._books, self._books.log
         if not books.follows:
             return await ask()
-        recorded, begun = log.state.ended.get(ref.run_id), books.begun.get(ref.run_id)
+        recorded, started = log.state.ended.get(ref.run_id), books.started_jobs.get(ref.run_id)
         status = books.model.status_after_loss(ref, await ask()) if recorded is None else recorded
-        if begun is None or not status.status.is_final or status.status is TrainingStatusEnum.NOT_FOUND:
+        if started is None or not status.status.is_final or status.status is TrainingStatusEnum.NOT_FOUND:
             return status
-        epoch, *_ = begun
-        books.over.add(epoch)
+        epoch, *_ = started
+        books.finished_epochs.add(epoch)
         if recorded is None or not books.is_done(epoch):
             if status.status is TrainingStatusEnum.COMPLETED:
                 try:
@@ -229,7 +229,7 @@ class RecordedTrainer:
             statuses = require_trained([books])
         if books.stopped_because is not None:
             progress.message(f"stopped after epoch {len(books.history.epochs)}: {books.stopped_because}")
-        for _, _, ref in [*books.begun.values()]:
+        for _, _, ref in [*books.started_jobs.values()]:
             status = await RecordedAdapter(self.adapter, books).status(ref)
             if not status.status.is_final:
                 raise TrainingError(
@@ -238,9 +238,9 @@ class RecordedTrainer:
                 )
         if books.failure is not None:
             raise books.failure
-        if not statuses and books.begun and books.stopped_because is None:
+        if not statuses and books.started_jobs and books.stopped_because is None:
             raise WrongReturnError(
-                f"{type(trainer).__name__}.run returned no status, and {len(books.begun)} jobs were "
+                f"{type(trainer).__name__}.run returned no status, and {len(books.started_jobs)} jobs were "
                 "submitted; return what `wait_until_complete` says of each, and resume the run"
             )
         await end_run([books], num_epochs, self._given.run, progress)

@@ -103,7 +103,7 @@ async def submit_epoch(
             job = await member.run_epoch(epoch, run_id)
         if isinstance(job, TrainingJobRef):
             jobs.append((member, job))
-        elif job is None and epoch in member.bookkeeper.jobs:
+        elif job is None and epoch in member.bookkeeper.job_counts:
             raise WrongReturnError(
                 f"{type(member).__name__}.run_epoch returned None, and it submitted a job; return what "
                 "`submit` returned (is a `return` missing?), and resume the run"
