@@ -150,8 +150,7 @@ def _pool(folder: Path, ahead: bool) -> Any:
 @etude.workflow
 async def echo(example: etude.Example, episode: etude.Episode) -> str:
     """Ask for a letter."""
-    reply = await episode.chat([{"role": "user", "content": example.inputs["letter"]}])
-    return reply.text
+    return (await episode.chat([{"role": "user", "content": example.inputs["letter"]}])).text
 
 
 @etude.evaluator

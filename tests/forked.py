@@ -222,8 +222,7 @@ def _watch(connection: socket.socket) -> NoReturn:
         os.close(descriptor)
     connection.sendall(f"{child}\n".encode())
     threading.Thread(target=_kill_with, args=(connection, child), daemon=True).start()
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    connection.sendall(f"{code}\n".encode())
+    connection.sendall(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n".encode())
     os._exit(0)
 
 

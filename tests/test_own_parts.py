@@ -260,8 +260,7 @@ async def test_a_trainer_that_does_not_ask_after_its_job(run):
 async def test_several_jobs_of_one_epoch_are_all_followed(run):
     class Twice(guide.GuideTrainer):
         async def run_epoch(self, epoch, run_id):
-            ref = await super().run_epoch(epoch, run_id)
-            await self.trainer_adapter.wait_until_complete(ref)
+            await self.trainer_adapter.wait_until_complete(await super().run_epoch(epoch, run_id))
             return await super().run_epoch(epoch, run_id)
 
     await use(run, "guide", Twice).start(num_epochs=2)

@@ -94,8 +94,7 @@ def etude(*arguments: str) -> str:
 
 async def test_the_guides_components_train_with_its_config_on_other_data_in_every_epoch(guide, server):
     engine = instant()
-    outcome = await train(engine)
-    assert [status.status for status in outcome.jobs] == ["completed"] * EPOCHS
+    assert [status.status for status in (await train(engine)).jobs] == ["completed"] * EPOCHS
     assert server.keys == {"Bearer sk-training"}
     # Every episode was played: no call has the key of another.
     assert len({request.key for request in engine.requests}) == EPOCHS * GENERATIONS * EXAMPLES
@@ -162,8 +161,7 @@ async def test_the_guides_test_of_a_builder_passes_of_a_shipped_one_too(guide, s
     await builder.start_run("test-run")
     assert "test-run" in builder.evaluation_runs
     await asyncio.sleep(0)
-    result = await builder.finalize("test-run")
-    assert isinstance(result, TrajectoryCollection)
+    assert isinstance(await builder.finalize("test-run"), TrajectoryCollection)
 
 
 def test_a_plain_text_key_from_the_environment_stays_out_of_the_resolved_config(guide):

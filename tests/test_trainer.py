@@ -23,8 +23,7 @@ def ending_as(status, message=None):
 
 
 async def test_log_progress_writes_metrics_and_rewards_to_another_folder(run, tmp_path):
-    trainer = await run.start(num_epochs=2)
-    trainer.log_progress(1, {}, str(tmp_path / "logs"))
+    (await run.start(num_epochs=2)).log_progress(1, {}, str(tmp_path / "logs"))
     lines = [json.loads(line) for line in (tmp_path / "logs" / "training_metrics.jsonl").open()]
     assert [line["epoch"] for line in lines] == [1, 2]
     assert {"timestamp", "run_id", "avg_reward", "num_trajectories", "num_groups"} <= lines[0].keys()
@@ -172,8 +171,7 @@ async def test_scores_that_fail_within_the_budget_are_excluded_and_counted(run):
 
     run.evaluator = picky
     run.finetuning.error_budget = 0.5
-    trainer = await run.start(num_epochs=1)
-    metrics = trainer.history.epochs[0].metrics
+    metrics = (await run.start(num_epochs=1)).history.epochs[0].metrics
     assert (metrics["episodes"], metrics["unscored"]) == (12, 4)
     assert metrics["failures"] == {"score:correct": 4}
 
@@ -184,8 +182,7 @@ async def test_the_curriculum_filters_and_its_state_survives_a_restart(run):
         enabled=True, initial_percentile=0.25, increment_percentile=0.25, expansion_interval=1
     )
     await run.start(num_epochs=2)
-    again = run.restart()
-    trainer = await again.start(num_epochs=4)
+    trainer = await run.restart().start(num_epochs=4)
     shares = [entry.metrics["curriculum_percentile"] for entry in trainer.history.epochs]
     assert shares == [0.25, 0.5, 0.75, 1.0]
     first = trainer.history.epochs[0].metrics

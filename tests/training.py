@@ -35,8 +35,7 @@ REWARD = RewardFunctionConfig(name="correct")
 
 
 async def play(example: Example, episode: Any) -> str:
-    reply = await episode.chat([{"role": "user", "content": example.inputs["question"]}])
-    return reply.text
+    return (await episode.chat([{"role": "user", "content": example.inputs["question"]}])).text
 
 
 def correct(example: Example, output: str) -> float:

@@ -147,8 +147,7 @@ def make_app(source: str, options: set[str]) -> FastAPI:
         pieces = chunks(engines[body["model"]], body)
         if body["stream"]:
             return StreamingResponse(map_lines(pieces), media_type="text/event-stream")
-        choice = whole([piece async for piece in pieces])
-        return JSONResponse({"choices": [choice]})
+        return JSONResponse({"choices": [whole([piece async for piece in pieces])]})
 
     return app
 

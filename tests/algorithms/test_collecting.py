@@ -73,8 +73,7 @@ async def test_every_trajectory_knows_the_rewards_of_its_whole_group():
 
 async def test_what_has_no_reward_is_left_out_and_counted():
     builder = open_builder("grpo")
-    collection = await finish(builder, evaluation(*siblings(1.0, None, float("nan"), 0.0)))
-    assert len(collection) == 2
+    assert len(await finish(builder, evaluation(*siblings(1.0, None, float("nan"), 0.0)))) == 2
     facts = builder.facts("run")
     assert (facts["episodes"], facts["unscored"], facts["rewards"]) == (4, 2, [1.0, 0.0])
     assert builder.facts("another run") == {}
@@ -119,8 +118,7 @@ async def collect(name, output, **options):
     builder = open_builder(name, **options)
     collection = await finish(builder, output)
     algorithm = builder.algorithm.objective()
-    groups = read_groups(collection.groups, algorithm)
-    return algorithm.units(groups), builder.facts("run")
+    return algorithm.units(read_groups(collection.groups, algorithm)), builder.facts("run")
 
 
 @pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_pp"])

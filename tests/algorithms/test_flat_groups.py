@@ -88,8 +88,7 @@ def test_a_flat_group_counts_in_the_mean_over_tokens():
 
 def test_what_rounding_leaves_of_equal_rewards_is_no_advantage():
     assert Grpo(advantage_scale="none").compare([0.1] * 3) == [0.0] * 3
-    siblings = [group("a", "b", "c", reward=0.1)]
-    (made,) = Rloo().groups(siblings, Tally())
+    (made,) = Rloo().groups([group("a", "b", "c", reward=0.1)], Tally())
     assert made.units == []
 
 
@@ -114,8 +113,7 @@ async def test_the_kl_counts_once_the_policy_has_moved_and_is_nothing_to_compare
     options = {"num_generations": 4, "examples_per_epoch": 3, "replace_flat_groups": 2}
     run.builder = CollectingBuilder(Grpo(beta=0.1, **options))
     run.evaluator = lambda example, output: 0.0 if run.engine.version else len(output) / 20
-    trainer = await run.start(num_epochs=2)
-    first, second = trainer.history.epochs
+    first, second = (await run.start(num_epochs=2)).history.epochs
     assert first.metrics["reward_groups"]["flat"] == 0
     assert second.is_trained and second.metrics["filtered_trajectories"] == 20
     assert second.metrics["reward_groups"] == {"compared": 5, "flat": 5}

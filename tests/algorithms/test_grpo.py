@@ -199,8 +199,7 @@ def test_the_branches_of_an_agent_are_one_course_of_turns():
 def test_turns_of_interleaved_branches_are_compared_in_the_order_of_their_calls():
     """Here a conversation goes on after a question aside, in one episode; in the other, nothing is asked."""
     whole = conversation("a", "b", "c", "d")
-    aside = conversation("e", "f", start=1)
-    calls = [whole[0], *aside, replace(whole[1], index=2)]
+    calls = [whole[0], *conversation("e", "f", start=1), replace(whole[1], index=2)]
     events = [step(at, value) for at, value in ((0, 1.0), (1, 10.0), (2, 100.0))]
     record = episode(calls, events=events)
     long = ScoredEpisode(record, 0.0, targeted_calls(record, {"*"}, "policy")).samples()

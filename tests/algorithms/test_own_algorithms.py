@@ -114,8 +114,7 @@ async def test_a_server_that_does_not_know_an_advantage_gets_it_as_data(project)
     assert (method["type"], method["grpo"]["hyperparameters"]["clip_high"]) == ("grpo", 0.3)
     group = [to_sample(one) for one in data.trajectories[0]]
     expected = make_algorithm("max_rl:MaxRL").advantages(group)
-    row = server.rows("ftjob-0")[0]
-    sent = [one["turns"][0]["advantages"][0] for one in row["trajectories"]]
+    sent = [one["turns"][0]["advantages"][0] for one in server.rows("ftjob-0")[0]["trajectories"]]
     assert sent == [values[0] for values in expected]
 
 

@@ -102,8 +102,7 @@ def rows(part, tally=None, **config):
 @pytest.fixture
 async def one_sided(tmp_path):
     """The true claim is accepted half of the time after a proof, and never without one."""
-    answers = [GOOD, BAD, ACCEPT, REJECT, REJECT, REJECT]
-    return await play_out(tmp_path, adp(), answers, widths=2)
+    return await play_out(tmp_path, adp(), [GOOD, BAD, ACCEPT, REJECT, REJECT, REJECT], widths=2)
 
 
 async def test_an_answer_that_is_worth_the_mid_point_is_preferred_to_one_below_it(one_sided):

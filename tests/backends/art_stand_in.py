@@ -118,8 +118,7 @@ class StandIn:
 
     async def _register(self, request: Request) -> None:
         body = await request.json()
-        model = Model.model_validate(body)
-        self.models[model.name] = body
+        self.models[Model.model_validate(body).name] = body
 
     async def _get_step(self, model: Model) -> int:
         if self.jobs and self.silent_steps:

@@ -67,8 +67,7 @@ def test_a_job_that_was_interrupted_ends_as_if_it_had_not_been(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["step-2"]  # As it was asked to make way.
     second = Listener()
     resumed, rest = training(tmp_path, second, every=100)
-    resumed_metrics = rest.run(threading.Event())
-    assert {**resumed_metrics, "tokens_per_s": 0.0} == {**metrics, "tokens_per_s": 0.0}
+    assert {**rest.run(threading.Event()), "tokens_per_s": 0.0} == {**metrics, "tokens_per_s": 0.0}
     assert [news.step for news in second.starts] == [2]
     assert [news.step for news in second.steps] == [3, 4, 5, 6]
     assert weights(resumed) == weights(whole)

@@ -53,10 +53,8 @@ async def states(adapter, ref):
 
 
 async def test_a_job_goes_through_the_states_of_the_api_to_a_new_model():
-    server = StandIn()
-    adapter = backend(server)
-    ref = await adapter.submit(imitations())
-    found = await states(adapter, ref)
+    adapter = backend(StandIn())
+    found = await states(adapter, await adapter.submit(imitations()))
     assert [one.status for one in found] == ["pending", "pending", "running", "completed"]
     made = found[-1].version
     assert (made.number, made.location) == (1, f"ft:{BASE}:org::ftjob-0")
@@ -167,8 +165,7 @@ async def test_the_numbers_of_the_newest_step_are_in_the_status():
 async def test_what_was_made_is_found_and_not_made_again_where_answers_get_lost(where, fault):
     server = StandIn()
     server.faults[where] = [fault] * 4
-    adapter = backend(server)
-    ref = await adapter.submit(imitations())
+    ref = await backend(server).submit(imitations())
     assert ref.metadata["job_id"] == "ftjob-0"
     assert (len(server.jobs), len(server.files)) == (1, 1)
     posted = [

@@ -128,8 +128,7 @@ def test_the_doctor_looks_at_the_installation(project):
     report = json.loads(etude("doctor", "--json").stdout)
     found = {finding["what"] for finding in report["findings"]}
     assert {"etude", "python", "extra 'local'", "extra 'data'", "torch", "disk"} <= found
-    shown = etude("doctor")
-    assert shown.stdout.rstrip().splitlines()[-1].startswith("next: ")
+    assert etude("doctor").stdout.rstrip().splitlines()[-1].startswith("next: ")
 
 
 def test_an_option_that_the_model_cannot_have_is_named(local):

@@ -15,8 +15,7 @@ def evaluate(*options):
 
 
 def list_rows(*words):
-    shown = succeed("episodes", "--json", *words)
-    return json.loads(shown.stdout)
+    return json.loads(succeed("episodes", "--json", *words).stdout)
 
 
 def test_episodes_are_listed_and_filtered(project):
@@ -125,8 +124,7 @@ def test_a_failed_episode_is_shown_up_to_its_failure(project):
 
 
 def scores_told(*arguments):
-    shown = succeed("evaluate", *arguments, "--json")
-    return json.loads(shown.stdout)
+    return json.loads(succeed("evaluate", *arguments, "--json").stdout)
 
 
 def test_the_held_out_examples_are_evaluated_and_results_are_kept(project):

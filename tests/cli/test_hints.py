@@ -40,8 +40,7 @@ def paste(line: str, folder: Path | None = None) -> str:
 
 def works(shown: Any) -> str:
     """The output of the offered command, typed here."""
-    done = succeed(*shlex.split(last_line(shown))[1:])
-    return str(done.stdout)
+    return str(succeed(*shlex.split(last_line(shown))[1:]).stdout)
 
 
 def test_after_a_stop(project):
@@ -58,8 +57,7 @@ def test_after_a_stop(project):
 
 def test_after_a_run_of_local_weights(after_run):
     assert last_line(etude("runs", "show", "r")) == "etude export runs/r"
-    exported = etude("export", "r")
-    assert "export/v" in works(exported)
+    assert "export/v" in works(etude("export", "r"))
 
 
 def test_after_a_run_at_a_backend(project):
@@ -138,8 +136,7 @@ def test_hard_names_and_folders_elsewhere(tmp_path, monkeypatch, base, kind):
     runs = tmp_path / f"runs of {HARD}"
     change(config, finetuning__num_epochs=1, finetuning__output_dir=str(runs))
     stdout = paste(last_line(etude("check", config)), here)
-    trained = stdout.rstrip().splitlines()[-1].removeprefix("next: ")
-    paste(trained, here)
+    paste(stdout.rstrip().splitlines()[-1].removeprefix("next: "), here)
     assert etude("train", config, "--name", HARD).exit_code == 0
     for command in (["runs", "list"], ["runs", "show", HARD], ["jobs", HARD], ["episodes", HARD]):
         paste(last_line(etude(*command, "--output-dir", runs)), here)

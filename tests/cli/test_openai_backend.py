@@ -125,8 +125,7 @@ def test_grpo_goes_through_the_server_and_back(server_config, server):
     assert {len(group) for group in groups} == {4}
     sampled = {tuple(one["turns"][0]["token_ids"]) for group in groups for one in group}
     assert sampled == {(*b"yes", 2), (*b"no", 2)}
-    summary = read_summary(Path("runs/r"))
-    assert summary["last_version"]["location"] == job["fine_tuned_model"]
+    assert read_summary(Path("runs/r"))["last_version"]["location"] == job["fine_tuned_model"]
     assert server.sampled[-1] == job["fine_tuned_model"], "validation is by what was trained"
     assert server.engine == []
 

@@ -63,8 +63,7 @@ def test_a_run_trains_on_the_server_and_samples_what_it_trained(art: Path, serve
         (art / f"{name}.jsonl").write_text(rows(3, prefix))
     succeed("train", "config.yml", "--name", "r", "--json")
     run = art / "runs" / "r"
-    summary = read_summary(run)
-    assert (summary["epochs_trained"], len(server.jobs)) == (2, 2)
+    assert (read_summary(run)["epochs_trained"], len(server.jobs)) == (2, 2)
     assert [json.loads(line)["model_version"] for line in (run / "training_metrics.jsonl").open()] == [1, 2]
     validations = json.loads((run / "validation_history.json").read_text())
     assert validations[-1]["avg_reward"] > validations[0]["avg_reward"]

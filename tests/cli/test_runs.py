@@ -122,8 +122,7 @@ def test_after_a_collapse_the_base_model_is_exported(local):
     asyncio.run(make_collapse(local / "runs" / "r"))
     shown = etude("runs", "show", "r").stdout
     assert "v1 is worse than" in shown and "best version    v0, the base model" in shown
-    exported = succeed("export", "r", "--out", "mine")
-    assert "r:base  (the version with" in exported.stdout
+    assert "r:base  (the version with" in succeed("export", "r", "--out", "mine").stdout
 
 
 def test_when_every_episode_fails_the_cause_is_said(project):
@@ -139,5 +138,4 @@ def test_when_every_episode_fails_the_cause_is_said(project):
     shown = etude("runs", "show", "r").stdout
     assert "16 × call_failed" in shown and "the endpoint answered 500 five times" in shown
     assert "etude episodes show train/1/broken0/0 --run runs/r" in shown
-    one = succeed(*command.split()[1:])
-    assert "failure: 'call_failed" in one.stdout
+    assert "failure: 'call_failed" in succeed(*command.split()[1:]).stdout

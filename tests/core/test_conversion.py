@@ -57,8 +57,7 @@ def test_each_turn_says_how_it_was_sampled():
 
 
 def test_what_is_imitated_needs_no_logprobs():
-    one = trajectory(0.0, GIVEN, item([1], [2, 3], logprobs=()))
-    found = to_sample(one, needs_logprobs=False)
+    found = to_sample(trajectory(0.0, GIVEN, item([1], [2, 3], logprobs=())), needs_logprobs=False)
     assert (found.mask, found.logprobs) == ((False, True, True), (0, 0, 0))
 
 
@@ -118,8 +117,7 @@ def test_a_preference_that_is_only_text_is_tokenised():
     pair = DPOItem(
         prompt=[OpenAIMessage(role="user", content="a")], chosen_response="b", rejected_response="cd"
     )
-    encoder = Encoder(lambda prompt: (7,), codes)
-    (found,) = make_pairs(pair, encoder=encoder)
+    (found,) = make_pairs(pair, encoder=Encoder(lambda prompt: (7,), codes))
     assert (found.chosen.ids, found.rejected.ids) == ((7, 98), (7, 99, 100))
     assert found.rejected.mask == (0, 1, 1)
 
@@ -170,8 +168,7 @@ def test_a_sample_survives_the_edge(lengths, scored):
         agent="solver",
         messages=tuple(messages),
     )
-    again = to_sample(to_trajectory(one))
-    assert again == replace(one, turns=tuple(turns), messages=())
+    assert to_sample(to_trajectory(one)) == replace(one, turns=tuple(turns), messages=())
 
 
 def test_a_collection_has_samples_until_its_trajectories_are_asked_for():

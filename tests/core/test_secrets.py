@@ -92,8 +92,7 @@ def test_errors_have_no_secrets_in_their_text():
     keep_secret("canary-error-66")
     assert str(EtudeError("refused canary-error-66")) == f"refused {MASK}"
     assert error_words(ValueError("canary-error-66")) == f"ValueError: {MASK}"
-    long = error_words(ValueError("x" * 19_990 + "canary-error-66" + "x" * 10_000))
-    assert "canary" not in long
+    assert "canary" not in error_words(ValueError("x" * 19_990 + "canary-error-66" + "x" * 10_000))
 
 
 def test_data_without_secrets_is_the_same_object():

@@ -151,8 +151,7 @@ def test_a_slot_that_has_moved_or_was_taken_is_not_mistaken_for_what_it_held():
     assert table.copies() == [Copy(first.slot, second.slot, 99)]
     for one in (first, second):
         table.release(one.slot)
-    others = [place_row(table, name, 1, 2) for name in "cd"]
-    assert {one.slot for one in others} == {0, 1}
+    assert {place_row(table, name, 1, 2).slot for name in "cd"} == {0, 1}
     assert not table.waits(place_row(table, "e", *LONG))
     assert table.copies() == []
 

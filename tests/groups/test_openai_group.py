@@ -138,8 +138,7 @@ async def test_a_group_that_starts_from_scratch_starts_each_job_from_the_base(ma
     await train(made, plays)
     await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
     assert (await made.adapter.current_version()).number == 0
-    last = made.group.jobs.log.state.plans[made.group.get_state().fine_tune_job_id]
-    assert last.parent == 0
+    assert made.group.jobs.log.state.plans[made.group.get_state().fine_tune_job_id].parent == 0
 
 
 async def test_the_state_survives_the_process(make, plays):

@@ -72,8 +72,7 @@ def train_case(objective: str, packing: str, weights: str, team: Team | None = N
     for seed in (1, 2):
         metrics = train(learner, batch(objective, seed), OBJECTIVES[objective], batch_size=STEP)
     found = learner.evaluate(batch(objective, 3), OBJECTIVES[objective])
-    told = {f"valid {name}": value for name, value in found.items()}
-    return learner.policy, metrics | told
+    return learner.policy, metrics | {f"valid {name}": value for name, value in found.items()}
 
 
 def equal(team: Team, folder: Path) -> None:

@@ -25,8 +25,7 @@ SEQUENCES = st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=8)
 @given(SEQUENCES)
 def test_the_sequences_come_back_from_the_tree_in_which_each_prefix_is_one_token(sequences):
     tree = token_tree(sequences)
-    prefixes = {tuple(one[: end + 1]) for one in sequences for end in range(len(one))}
-    assert len(tree) == len(prefixes)
+    assert len(tree) == len({tuple(one[: end + 1]) for one in sequences for end in range(len(one))})
     assert sorted(np.unique(np.concatenate([*tree.paths, []]))) == list(range(len(tree)))
     assert [tree.ids[path].tolist() for path in tree.paths] == sequences
     for path in tree.paths:
@@ -73,8 +72,7 @@ def test_most_decoders_take_trees(name):
 @pytest.mark.parametrize("name", OTHERS)
 def test_others_are_told_by_name_and_padded(name):
     changes, reason = OTHERS[name]
-    of = family(name, **changes)
-    assert reason in tree_refusal(of.model)
+    assert reason in tree_refusal(family(name, **changes).model)
 
 
 def test_a_model_that_does_not_take_trees_is_trained_padded_and_says_so():

@@ -163,8 +163,7 @@ def test_each_cause_of_failures_rings_by_itself():
 
 
 def test_a_sentence_says_what_was_seen_what_it_means_and_what_to_do():
-    entries = rewards(HIGH, LOW, LOW)
-    (event,) = rung(RewardCollapse(action="stop"), entries)[2]
+    (event,) = rung(RewardCollapse(action="stop"), rewards(HIGH, LOW, LOW))[2]
     low, high = r"0\.200 \[0\.150, 0\.250\] \(.* 3, .* v2\)", r"0\.500 \[0\.450, 0\.550\] \(.* 1, .* v0\)"
     said = rf".*reward .*{low} .*{high}: v2 .*{re.escape(REMEDIES['the-reward-falls'])}"
     assert re.fullmatch(said, event.text)

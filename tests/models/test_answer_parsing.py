@@ -40,8 +40,7 @@ def call(name, arguments, number=0):
 @settings(max_examples=draws(15))
 def test_text_without_a_mark_is_what_the_parser_makes_of_it(syntax, text):
     words, ids = tokenizer(), tokenizer()(text, add_special_tokens=False)["input_ids"]
-    decode = partial(decode_ids, words)
-    known = TemplateReader(syntax, decode, SYNTAXES[syntax])
+    known = TemplateReader(syntax, partial(decode_ids, words), SYNTAXES[syntax])
     for template, tools in ((known._without_calls, ()), (known._template, (CALCULATOR,))):
         assert known.read((), ids, tools) == known._parse(template, decode_ids(words, ids), "")
 

@@ -188,8 +188,7 @@ DIGEST = "b6b4aaf4819242d3c2265565c1a58bb767ba2d0b115908aa4d86b9fc3dfa548f"
 
 
 def test_a_file_has_its_sum_beside_it(tmp_path: Path):
-    generator = torch.Generator().manual_seed(0)
-    numbers = torch.randn(4, 3, generator=generator)
+    numbers = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     tensors = {"b.weight": numbers, 'ä "q"': numbers.clone().T, "none": numbers[:0]}
     tensors |= {"half": numbers.bfloat16(), "step": torch.tensor(3.0), "wide": numbers.double()}
     path = tmp_path / "some.safetensors"

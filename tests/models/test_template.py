@@ -134,8 +134,7 @@ def test_a_client_may_drop_and_renumber_ids_and_empty_fields():
 
 def test_a_template_that_drops_earlier_thoughts_makes_a_new_prompt_on_purpose():
     template = make_template(FORGETFUL)
-    thought = "<think>hm</think>it is 3."
-    _, one = turn(template, FORGETFUL, [user("a")], thought)
+    _, one = turn(template, FORGETFUL, [user("a")], "<think>hm</think>it is 3.")
     assert one.completion.message == says("it is 3.") | {"reasoning_content": "hm"}
     prompt, _ = turn(template, FORGETFUL, [user("a"), says("it is 3."), user("b")], "c", earlier=[one])
     assert not prompt.drifted

@@ -87,8 +87,7 @@ async def test_runners_that_others_kill_are_replaced(tmp_path: Path, monkeypatch
     for pid in pids.iterdir():
         os.kill(int(pid.name), signal.SIGKILL)
     (pids / "go").touch()
-    output = await run
-    assert output.failures == {}
+    assert (await run).failures == {}
     assert len(sampled_keys(tmp_path / "sampled")) == len(set(sampled_keys(tmp_path / "sampled"))) == 6
 
 

@@ -96,8 +96,7 @@ async def test_a_node_that_is_lost_costs_nothing_but_time(
     lost: list[asyncio.Future[Any]] = []
     doomed = sorted(cluster.worker_nodes, key=id)[0]
     config = load_config(config_file, on_ray)
-    engine = Watching(log=tmp_path / "sampled")
-    output = await evaluate(tmp_path / "there", config, engine, work)
+    output = await evaluate(tmp_path / "there", config, Watching(log=tmp_path / "sampled"), work)
     await lost[0]
     assert output.failures == {}
     assert len(launched) == 3

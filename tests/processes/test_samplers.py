@@ -74,14 +74,12 @@ async def test_each_is_on_a_node_of_its_own_and_lets_nobody_in_without_the_key(t
     engine = make_engine(two, source, source)
     shares = await answers(engine, two)
     assert sum(shares) == 12 and min(shares) >= 4
-    status = two.status()["processes"]
-    assert all(row["node"] for row in status)
+    assert all(row["node"] for row in two.status()["processes"])
     assert two.processes[0].key.get_secret_value() not in read_command_lines(two)
     async with httpx.AsyncClient() as http:
         for process in two.processes:
             assert process.where in process.base_url
-            reply = await http.post(f"{process.base_url}/v1/completions", json={})
-            assert reply.status_code == 401
+            assert (await http.post(f"{process.base_url}/v1/completions", json={})).status_code == 401
     await engine.close()
 
 

@@ -168,8 +168,7 @@ def test_the_truth_is_what_the_example_expects():
 
 @given(st.text(min_size=1), st.text(min_size=1))
 def test_no_letter_of_problem_and_program_is_escaped_or_filled_in(question: str, solution: str):
-    protocol = PROTOCOLS["solo_verifier"]()
-    agent, turn, log = next(turns(protocol))
+    agent, turn, log = next(turns(PROTOCOLS["solo_verifier"]()))
     example = Example("x", {"question": question, "solution": solution})
     system = str(SCENARIO.render(example, log, agent, turn)[0]["content"])
     assert question.strip("\n") in system and solution.strip("\n") in system

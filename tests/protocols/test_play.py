@@ -103,8 +103,7 @@ async def test_a_scenario_that_parses_wrong_is_told(journal: Journal, act: Any, 
 
 async def test_play_needs_no_run() -> None:
     engines = {"prover": script(prover=["because"]), "verifier": script(verifier=["Decision: accept"])}
-    tree = await play(adp(), Labelled(), engines, example(1))
-    assert tree.value(None, "verifier") == 1.0
+    assert (await play(adp(), Labelled(), engines, example(1))).value(None, "verifier") == 1.0
     with pytest.raises(EpisodeError, match=r"'e' failed: .*truth"):
         await play(adp(), Labelled(), engines, example(None))
 

@@ -154,8 +154,7 @@ def test_every_option_is_read_as_itself(name: str, data: st.DataObject) -> None:
     ],
 )
 def test_reading_a_decision(name: str, text: str, value: float | None) -> None:
-    found = SCALES[name].read(text)
-    assert found == (None if value is None else pytest.approx(value))
+    assert SCALES[name].read(text) == (None if value is None else pytest.approx(value))
 
 
 SPEAK = Turn("prover", ("main",))

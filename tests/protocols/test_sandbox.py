@@ -113,8 +113,7 @@ async def test_what_a_program_has_printed_before_it_fails_is_kept(failing: str):
 
 @pytest.mark.parametrize("source", ["x = []\nwhile 1: x.append('x' * 10**7)", slow("x = bytearray(10**12)")])
 async def test_a_memory_hog_is_stopped(source: str):
-    result = await run(source)
-    assert result.status == "memory"
+    assert (await run(source)).status == "memory"
 
 
 ENDLESS = [
@@ -144,8 +143,7 @@ async def test_cpu_time_is_bounded_for_those_who_ignore_the_signal():
 
 
 async def test_output_is_bounded():
-    flood = "while True: print('x' * 1000)"
-    result = await run(flood, limits=replace(LIMITS, output_bytes=10_000))
+    result = await run("while True: print('x' * 1000)", limits=replace(LIMITS, output_bytes=10_000))
     assert (result.status, len(result.output)) == ("error", 10_000)
     assert " 10000 bytes" in result.reason
 
@@ -204,8 +202,7 @@ async def test_no_socket_is_opened():
 
 async def test_the_environment_is_empty(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
-    result = await run("import os; print(dict(os.environ), os.getenv('HOME'))")
-    assert result.output == "{} None\n"
+    assert (await run("import os; print(dict(os.environ), os.getenv('HOME'))")).output == "{} None\n"
 
 
 async def test_nobody_else_is_killed():

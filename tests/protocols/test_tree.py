@@ -137,8 +137,7 @@ def protocols(draw: st.DrawFn) -> Protocol:
 
 
 def branch(protocol: Protocol, seed: int, widths: Any, **settings: Any) -> EpisodeTree:
-    engine = ChanceEngine()
-    engines = dict.fromkeys(protocol.agents, engine)
+    engines = dict.fromkeys(protocol.agents, ChanceEngine())
     about = example(seed % 2, stance=seed // 2 % 2)
     return asyncio.run(play(protocol, Labelled(), engines, about, widths=widths, seed=seed, **settings))
 

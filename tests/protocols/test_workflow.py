@@ -131,8 +131,7 @@ async def test_widths_that_are_asked_for_are_those_of_one_collection(journal: Jo
     run = EvaluationRun(collector, {"verifier": ProtocolReward("verifier")}, journal, error_budget=1.0)
 
     async def plays(phase: str, **widths: Any) -> int:
-        output = await run.run([example()], phase=phase, **widths)
-        [item] = output.evaluator_items("verifier")
+        [item] = (await run.run([example()], phase=phase, **widths)).evaluator_items("verifier")
         return sum(item.reasoning.values()) if item.is_scored else 0
 
     assert await plays("train/1", widths={"prover": 3}) == 3

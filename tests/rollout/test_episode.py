@@ -60,8 +60,7 @@ async def test_the_same_question_twice_is_sampled_twice(journal: Journal) -> Non
     async def play(example, episode):
         return [(await episode.chat(ASK)).text for _ in range(3)]
 
-    record = await collect_one(play, journal)
-    assert len(set(record.output)) == 3
+    assert len(set((await collect_one(play, journal)).output)) == 3
 
 
 async def test_engines_are_shown_the_earlier_calls_to_their_model(journal: Journal) -> None:

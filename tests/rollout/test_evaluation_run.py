@@ -214,8 +214,7 @@ async def test_calls_under_way_when_a_run_stops_by_itself_are_answered_and_not_p
     assert sorted(paid) == ["q1 0", "q2 0", "q3 0"], "and no call was begun meanwhile"
     assert left and not any(left), "nor before all episodes were cancelled"
     await journal.put("resumed", True)
-    output = await run.run(EXAMPLES, phase="eval")
-    assert scores(output, "even") == [1.0, 0.0, 1.0, 0.0]
+    assert scores(await run.run(EXAMPLES, phase="eval"), "even") == [1.0, 0.0, 1.0, 0.0]
     assert sorted(paid) == ["more"] * 4 + ["q0 0", "q1 0", "q2 0", "q3 0"]
 
 

@@ -76,8 +76,7 @@ async def test_a_malformed_answer_is_asked_for_again_with_what_is_wrong(answer: 
 
 
 async def test_a_judge_that_never_answers_well_gives_no_score_and_the_last_reason() -> None:
-    engine = ScriptedEngine(["well", "hm", '{"reasoning": "", "score": 99}'])
-    output = await judge(engine)
+    output = await judge(ScriptedEngine(["well", "hm", '{"reasoning": "", "score": 99}']))
     assert output.score is None
     assert re.search("3 attempts; .*: score: .* 10", output.error or "")
 
@@ -146,8 +145,7 @@ async def test_what_all_attempts_begin_with_is_shown_once() -> None:
 
 async def test_attempts_that_say_the_same_are_shown_once_and_score_the_same() -> None:
     engine = ScriptedEngine([scores(0.9, 0.1)])
-    outputs = await compare(engine, "4", "5", "4")
-    assert [output.score for output in outputs] == [0.9, 0.1, 0.9]
+    assert [output.score for output in await compare(engine, "4", "5", "4")] == [0.9, 0.1, 0.9]
     assert engine.requests[0].messages[1]["content"].count('"attempt"') == 2
 
 

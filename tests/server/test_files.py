@@ -43,8 +43,7 @@ def test_an_expiry_that_would_not_be_kept_is_refused(client: openai.OpenAI) -> N
 
 def test_files_come_in_pages_the_newest_first(client: openai.OpenAI) -> None:
     made = [upload(client, supervised_rows(1), f"{number}.jsonl") for number in range(5)]
-    found = [file.id for file in client.files.list(limit=2, purpose="fine-tune")]
-    assert found[:5] == made[::-1]
+    assert [file.id for file in client.files.list(limit=2, purpose="fine-tune")][:5] == made[::-1]
     oldest_first = [file.id for file in client.files.list(limit=3, order="asc")]
     assert oldest_first == [file.id for file in client.files.list()][::-1]
     page = client.files.list(limit=2, after=made[3])

@@ -73,8 +73,7 @@ def episode(name, *replies):
 def preference(chosen, rejected):
     """The trajectory of a preference of one episode over another."""
     sides = [make_sample(side.calls, side, 1.0) for side in (chosen, rejected)]
-    pair = make_pair(*sides)
-    return to_trajectory(pair)
+    return to_trajectory(make_pair(*sides))
 
 
 @pytest.mark.parametrize("thought", [{}, {"reasoning_content": "One and two is three."}])

@@ -46,8 +46,7 @@ def test_the_difference_is_paired_by_example(tmp_path):
     rewards = {str(n): n / 20 for n in range(18)}
     first = run_with(tmp_path, "a", {"eval": {name: [one] for name, one in rewards.items()}})
     higher = {name: [one, one + 0.2] for name, one in rewards.items()}
-    second = run_with(tmp_path, "b", {"eval": higher})
-    found = paired_differences(first, second)["right"]
+    found = paired_differences(first, run_with(tmp_path, "b", {"eval": higher}))["right"]
     assert found.mean == pytest.approx(0.1)
     assert 0 < found.low < 0.1 < found.high
     assert found.n == 18
@@ -59,11 +58,9 @@ NOUGHTS, ONES = ({"eval": {name: [score] for name in "abcd"}} for score in (0.0,
 def test_only_examples_that_both_have_count_and_one_id_with_other_inputs_is_another_example(tmp_path):
     other = {name: f"another {name}" for name in "abcd"}
     first = run_with(tmp_path, "a", NOUGHTS)
-    second = run_with(tmp_path, "b", ONES, asked=other)
-    assert paired_differences(first, second) == {}
+    assert paired_differences(first, run_with(tmp_path, "b", ONES, asked=other)) == {}
     third = run_with(tmp_path, "c", ONES, asked={"d": "another question"})
-    found = paired_differences(first, third)["right"]
-    assert found.n == 3
+    assert paired_differences(first, third)["right"].n == 3
 
 
 def test_the_latest_validation_is_what_a_training_run_is_measured_by(tmp_path):

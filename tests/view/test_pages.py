@@ -172,8 +172,7 @@ def test_failures_are_shown_by_cause_with_an_episode(tmp_path):
     told = Told("train/1/b/0", failure=Failure("raised", "no, 7"), scores={})
     cause = {"kind": "raised", "reason": "no, 7", "count": 1234, "episode": told.id}
     store_run(tmp_path, "r", [told], [epoch_entry(1, failure_causes=[cause])])
-    client = opened_at(tmp_path)
-    text = words(get(client, "/runs/r"))
+    text = words(get(opened_at(tmp_path), "/runs/r"))
     assert "1 234 raised: no, 7 train/1/b/0" in text.replace("\u202f", " ")
 
 

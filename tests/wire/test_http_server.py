@@ -33,8 +33,7 @@ async def counting(scope: Scope, receive: Receive, send: Send) -> None:
     """Says how many bytes came; fails at `/fail`."""
     if scope["path"] == "/fail":
         raise RuntimeError("broken\nin two")
-    body = await Request(scope, receive).body()
-    await JSONResponse({"bytes": len(body)})(scope, receive, send)
+    await JSONResponse({"bytes": len(await Request(scope, receive).body())})(scope, receive, send)
 
 
 @asynccontextmanager

@@ -33,8 +33,7 @@ async def test_an_answer_is_scored_by_the_task(journal):
     assert [scores(record) for record in right] == [{"reward": 1.0}] * 2
     assert right[0].calls[0].request.messages[0]["content"].startswith("Think! Find the Greatest")
     others = examples(config={"max_value": 40}, size=1, seed=1)
-    wrong = await play(GCD, journal, ["no idea"], examples=others)
-    assert scores(wrong[0]) == {"reward": 0.0}
+    assert scores((await play(GCD, journal, ["no idea"], examples=others))[0]) == {"reward": 0.0}
 
 
 def test_examples_are_stable_and_no_question_is_in_both_splits():

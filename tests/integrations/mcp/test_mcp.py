@@ -86,8 +86,7 @@ async def test_the_tools_of_a_server_are_described_called_and_recorded(journal: 
 async def test_a_server_that_dies_fails_its_episode_and_the_next_has_a_new_one(journal: Journal) -> None:
     async def workflow(example: Any, episode: Any) -> str:
         async with episode.tools("server") as tools:
-            message = await tools.call(to_call("die" if example.id == "0" else "odd"))
-            return str(message["content"])
+            return str((await tools.call(to_call("die" if example.id == "0" else "odd")))["content"])
 
     async with open_builder(command="python", args=[PLAIN], scope="shared") as builder:
         tools = {"server": await builder.get_tools("server")}

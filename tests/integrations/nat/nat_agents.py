@@ -32,8 +32,7 @@ async def guess(config: GuessConfig, builder: Builder) -> AsyncIterator[Function
 
     async def guess(letters: str) -> str:
         # In a thread and without asyncio, as many tools are.
-        reply = await asyncio.to_thread(llm.invoke, [HumanMessage(f"Sort: {letters}")])
-        return str(reply.content)
+        return str((await asyncio.to_thread(llm.invoke, [HumanMessage(f"Sort: {letters}")])).content)
 
     yield FunctionInfo.from_fn(guess, description="Guesses.")
 

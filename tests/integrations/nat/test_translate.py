@@ -52,8 +52,7 @@ def trainer(**given):
     known = dict.fromkeys(
         ("validation_dataset", "seed", "deterministic", "error_budget", "fine_tune_from_scratch")
     )
-    limits = {"timeout": None, "max_calls": None}
-    return SimpleNamespace(trainer={}, **(known | limits | given))
+    return SimpleNamespace(trainer={}, **(known | {"timeout": None, "max_calls": None} | given))
 
 
 def translated_options(folder, **given):

@@ -116,8 +116,7 @@ async def test_roles_sample_from_their_own_models_and_have_their_own_rewards(tmp
     assert [message["content"] for message in last] == ["Check.", "blue", "yes", "Are you sure?"]
     # The second turn extends the tokens that were sampled in the first.
     first = record.calls[1].completion
-    second = record.calls[2].completion
-    assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
+    assert record.calls[2].completion.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
     assert record.output == {"proposer": "blue", "checker": "still yes"}
     assert scores_in(record) == {
         ("agreed", None): 0.625,
