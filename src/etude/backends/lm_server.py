@@ -19,6 +19,7 @@ from etude.backends.trainer_adapter import Capabilities, JobHyperparameters, tra
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
 from etude.core.conversion import TrajectoryCollection
+from etude.core.data_model import first_fault
 from etude.core.errors import BackendError, CapabilityError
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.secrets import keep_secret
@@ -202,10 +203,8 @@ class LanguageModelClient:
             try:
                 return model.model_validate_json(response.content)
             except ValidationError as error:
-                wrong = error.errors()[0]
-                field = ".".join(map(str, wrong["loc"])) or "body"
                 raise BadResponseError(
-                    f"GET {self.base_url}{path} answered something else ({field}: {wrong['msg']}); is it an "
+                    f"GET {self.base_url}{path} answered something else ({first_fault(error)}); is it an "
                     "etude server?",
                     RetryReason("malformed"),
                 ) from error

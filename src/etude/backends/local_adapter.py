@@ -75,8 +75,6 @@ class LocalAdapter(TrainerAdapter):
         self._learners = learners
         self._versions = StateFolders(folder, "v", "version")
         self._seed = seed
-        self._newest = 0
-        """The highest known version number. A job makes the next one, wherever it starts."""
         self._whole: set[int] = set()
         """Versions that have been verified."""
         self._jobs: dict[str, Job] = {}
@@ -205,9 +203,6 @@ class LocalAdapter(TrainerAdapter):
         """Restore the weights and optimiser of `version`, so that the next job starts from it."""
         async with self._turn:
             await asyncio.to_thread(self._restore, version)
-
-    async def count_from(self, number: int) -> None:
-        self._newest = max(self._newest, number)
 
     async def begin_from(self, version: ModelVersion) -> None:
         """Restart optimiser and schedule at `version`, which also becomes the reference model."""

@@ -92,7 +92,6 @@ class OpenAiJobs(TrainerAdapter):
         self.client = client.with_options(max_retries=0)
         self._run_key = run_key
         self._start = ModelVersion(number=0, location=model, digest=content_hash(model))
-        self._newest = 0
         self._hyperparameters = JobHyperparameters()
         self.metadata: dict[str, str] = {}
         """Additional metadata of each job."""
@@ -200,9 +199,6 @@ class OpenAiJobs(TrainerAdapter):
 
     async def restore(self, version: ModelVersion) -> None:
         self._start, self._newest = version, max(self._newest, version.number)
-
-    async def count_from(self, number: int) -> None:
-        self._newest = max(self._newest, number)
 
     async def cancel(self, ref: TrainingJobRef) -> None:
         from openai import BadRequestError, NotFoundError

@@ -219,11 +219,15 @@ class TrainerAdapter(ABC):
         A backend that keeps its own state needs nothing here.
         """
 
-    async def count_from(self, number: int) -> None:  # noqa: B027  # a hook with a sound default
+    _newest = 0
+    """The highest known version number. A job makes the next one, wherever it starts."""
+
+    async def count_from(self, number: int) -> None:
         """Number the next version higher than `number`. Numbers up to it are or were in use.
 
         Called before each job. A backend whose own numbers always rise needs nothing here.
         """
+        self._newest = max(self._newest, number)
 
     async def begin_from(self, version: ModelVersion) -> None:  # noqa: B027  # a hook with a sound default
         """Make `version`, which a warm-up made, the start of training instead of the base model.
@@ -283,7 +287,7 @@ def job_status(ref: TrainingJobRef, status: TrainingStatusEnum, **more: Any) -> 
     return TrainingJobStatus(run_id=ref.run_id, backend=ref.backend, status=status, **more)
 
 
-def find_opponents(llms: Mapping[str, LlmConfig], model: str) -> list[str]:
+def find_opponents(llms: Mapping[str, LlmConfig], model: str | None) -> list[str]:
     """Return the entries of `llms` that play versions of `model`."""
     return [name for name, llm in llms.items() if isinstance(llm, OpponentsConfig) and llm.of == model]
 

@@ -178,8 +178,7 @@ def jobs(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> Non
         for job in submitted
     ]
     table(("epoch", "job", "backend", "status", "trajectories", "seconds", "version", "message"), rows)
-    stopped = submitted[-1].status == INTERRUPTED
-    next_step(hints.after_run(path) if stopped else hints.show(path))
+    next_step(hints.after_run(path) if submitted[-1].status == INTERRUPTED else hints.show(path))
 
 
 def view(

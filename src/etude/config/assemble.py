@@ -125,8 +125,7 @@ def _with_columns(spelled: dict[str, Any], first: Spelled) -> dict[str, Any]:
     if "file_path" not in spelled or first is None:
         return spelled
     known = first.model_dump(exclude_unset=True) if isinstance(first, ComponentConfig) else first
-    columns = ("id_key", "inputs", "expected")
-    return {key: known[key] for key in columns if key in known} | spelled
+    return {key: known[key] for key in ("id_key", "inputs", "expected") if key in known} | spelled
 
 
 class _Assembly:

@@ -16,7 +16,7 @@ from pydantic import Field, SerializeAsAny, ValidationError, field_validator, mo
 from etude.config.component import CHANGEABLE, AlarmConfig, ComponentConfig, DatasetConfig, OutputFolder
 from etude.config.data_files import read_jsonl
 from etude.config.import_path import import_object, is_import_path, user_code
-from etude.core.data_model import DataModel
+from etude.core.data_model import DataModel, first_fault
 from etude.core.episode import Example
 from etude.core.errors import DatasetError, RequestError
 from etude.core.message import Message, Tool
@@ -147,11 +147,7 @@ def _check_transcript(where: str, row: Any) -> Transcript:
     try:
         checked = SupervisedRow.model_validate(content)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        at = ".".join(map(str, first["loc"]))
-        raise DatasetError(
-            f"{where}: {f'{at}: ' if at else ''}{first['msg'].removeprefix('Value error, ')}"
-        ) from error
+        raise DatasetError(f"{where}: {first_fault(error)}") from error
     return Transcript([message.to_wire() for message in checked.messages], checked.tools or (), where)
 
 

@@ -88,8 +88,7 @@ def import_object(path: str) -> Any:
     try:
         return attrgetter(name)(module)
     except AttributeError:
-        public = [known for known in vars(module) if not known.startswith("_")]
-        close = nearest(name, public)
+        close = nearest(name, (known for known in vars(module) if not known.startswith("_")))
         hint = f"; did you mean '{module_name}:{close}'?" if close else ""
         where = getattr(module, "__file__", None) or "built into Python"
         raise RequestError(f"module '{module_name}' ({where}) has no '{name}'{hint}") from None
@@ -98,16 +97,14 @@ def import_object(path: str) -> Any:
 def where_raised(error: BaseException) -> str:
     """Return `file:line: Type: message` on one line, secrets masked. The place is the last line of user code
     in the traceback. An exception group is told by the first error inside."""
-    from pydantic_core import ValidationError  # Imported here because `etude --help` does not need it.
+    from pydantic_core import ValidationError  # Imported here because `etude --help` does not need them.
+
+    from etude.core.data_model import first_fault
 
     frame, error = user_frame(error), first_error(error)
     text = next(iter(safe_error_text(error).splitlines()), "no message")
     if isinstance(error, ValidationError):
-        problems = [
-            ": ".join(filter(None, [".".join(map(str, details["loc"])), details["msg"]]))
-            for details in error.errors()
-        ]
-        text = f"{error.title}: {'; '.join(problems)}"
+        text = f"{error.title}: {first_fault(error)}"
     summary = f"{type(error).__name__}: {mask_secrets(text)}"
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {summary}"

@@ -76,8 +76,7 @@ def _write(config: TinyConfig, transcripts: Sequence[Transcript], seed: int, fol
         )
     texts = (text for each in transcripts for text in conversation_texts([each.messages], each.tools))
     tokenizer: Any = build_tokenizer(texts, splits=config.splits)
-    shape = TinyShape(**config.model_dump(exclude={"splits"}))
-    policy = build_policy(tokenizer, seed, shape)
+    policy = build_policy(tokenizer, seed, TinyShape(**config.model_dump(exclude={"splits"})))
     with open_draft(folder) as draft:
         policy.export(draft)
         note_sums(draft)

@@ -146,8 +146,7 @@ class _LevelAttention(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, sums = ctx.saved_tensors
         levels, scale = ctx.spec.tree.levels, ctx.spec.scores.scale
-        given = query, key, value
-        return *gradients_of_levels(grad, given, (out, sums), levels, scale), None
+        return *gradients_of_levels(grad, (query, key, value), (out, sums), levels, scale), None
 
 
 class _BlockAttention(torch.autograd.Function):

@@ -175,16 +175,17 @@ class Bookkeeper:
         nothing = "run_epoch submitted nothing"
         await self.skip(epoch, reason or f"{nothing}; {reason_for_skip(await self.metrics(epoch))}")
 
-    def job_name(self, epoch: int, job: int = 1) -> str:
-        """Return the idempotency key of the `job`-th job of an epoch (from 0), unique to target and attempt.
+    def job_name(self, epoch: int | None, job: int = 1) -> str:
+        """Return the idempotency key of a job, unique to target and attempt; of the warm-up without an epoch.
 
         The key of the first epoch of `run` is `run-epoch-1`, even after its folder was renamed.
         """
         attempt = self.log.state.failures[epoch]
+        name = f"warm-up-{job}" if epoch is None else f"epoch-{epoch + 1}"
         whose = "" if self.target is None else f".{self.target}"
-        which = "" if job == 1 else f"-job-{job}"
+        which = "" if job == 1 or epoch is None else f"-job-{job}"
         retry = f"-retry-{attempt}" if attempt else ""
-        return f"{self.runtime.run.first_name}-epoch-{epoch + 1}{whose}{which}{retry}"
+        return f"{self.runtime.run.first_name}-{name}{whose}{which}{retry}"
 
     async def sampled_from(self, epoch: int) -> ModelVersion | None:
         """Return the weights that the epoch's episodes are sampled from: those at the first call."""

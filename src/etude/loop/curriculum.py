@@ -68,8 +68,7 @@ def apply_curriculum(
     }
     if not valid:
         return {}, dict(state), facts | {"curriculum_percentile": state["current_percentile"]}
-    sign = 1 if config.sort_ascending else -1
-    valid.sort(key=lambda index: sign * averages[index])
+    valid.sort(key=lambda index: averages[index], reverse=not config.sort_ascending)
     expanded, share = dict(state), state["current_percentile"]
     if share < 1 and state["epochs_at_percentile"] >= config.expansion_interval:
         share = min(1.0, round(share + config.increment_percentile, 9))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import Field
 
-from etude.backends.trainer_adapter import LocalAdapterConfig
+from etude.backends.trainer_adapter import LocalAdapterConfig, find_opponents
 from etude.config.builder import Builder
 from etude.config.component import EvaluatorConfig
 from etude.config.document import Override
@@ -34,7 +34,7 @@ from etude.core.interfaces import Engine, Progress, innermost
 from etude.core.keys import content_hash
 from etude.core.records import RunEnded
 from etude.engines.ledger import Ledger, within_budget
-from etude.engines.local import LocalLlmConfig, OpponentsConfig, base_folder, require_local_extra
+from etude.engines.local import LocalLlmConfig, base_folder, require_local_extra
 from etude.engines.meter import MeteredEngine
 from etude.groups.opponents import OpponentPool
 from etude.loop.arguments import for_evaluation, load
@@ -171,7 +171,10 @@ async def evaluate(
     async with AsyncExitStack() as exits:
         target = replaced_model(config, version)
         if version is not None and target is not None and isinstance(config.llms[target], LocalLlmConfig):
-            versions = {target: version, **dict.fromkeys(_opponents(config, target), _origin(version))}
+            versions = {
+                target: version,
+                **dict.fromkeys(find_opponents(config.llms, target), _origin(version)),
+            }
             for name, played in versions.items():
                 engines[name] = await load_version_engine(config, target, played)
                 exits.push_async_callback(engines[name].close)
@@ -180,7 +183,7 @@ async def evaluate(
         )
         if version is not None and not engines and version.version is not None:
             await runtime.engines[target or runtime.target_model].adopt(version.version)
-            for name in _opponents(config, target):
+            for name in find_opponents(config.llms, target):
                 cast("OpponentPool", innermost(runtime.engines[name])).outside = _origin(version).version
         llm: Any = config.llms.get(config.finetuning.target_model or "")
         own = getattr(llm, "model", None) or getattr(llm, "model_name", None) or "the config's models"
@@ -210,10 +213,6 @@ async def evaluate(
         if log.state.end is None:
             await log.add(RunEnded(result=result))
     return evaluation
-
-
-def _opponents(config: Config, model: str | None) -> list[str]:
-    return [name for name, llm in config.llms.items() if isinstance(llm, OpponentsConfig) and llm.of == model]
 
 
 def _origin(version: RunVersion) -> RunVersion:
@@ -338,7 +337,7 @@ def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> lis
     if target is None:
         several = ", ".join(config.llms) or "none"
         raise RequestError(
-            f"--model: the config has several models ({several}); name one as 'finetuning.target_model'"
+            f"model: the config has several models ({several}); name one as 'finetuning.target_model'"
         )
     llm = config.llms[target]
     if wanted is not None:
@@ -351,7 +350,7 @@ def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> lis
         if trained is not None and trained.type_name == llm.type_name:
             return []
         raise RequestError(
-            f"--model {text}: that run trained a model of another kind than llms.{target} "
+            f"model {text}: that run trained a model of another kind than llms.{target} "
             f"(`_type: {llm.type_name}`); use the run's own config"
         )
     if isinstance(llm, LocalLlmConfig):
@@ -359,7 +358,7 @@ def model_overrides(config: Config, text: str, wanted: RunVersion | None) -> lis
         return _replace_model(target, llm, text if folder is None else str(folder.absolute()))
     if "model_name" in type(llm).model_fields:
         return [Override(("llms", target, "model_name"), text, "model")]
-    raise RequestError(f"--model: llms.{target} (`_type: {llm.type_name}`) has no key for a model's name")
+    raise RequestError(f"model: llms.{target} (`_type: {llm.type_name}`) has no key for a model's name")
 
 
 def replaced_model(config: Config, wanted: RunVersion | None) -> str | None:

@@ -213,8 +213,7 @@ class Trainer(ABC):
         # The builder sees the validation examples, in its runtime and in its config.
         builder.run_config = config.model_copy(update={"run_configuration": held_out})
         if self._runtime is not None:
-            examples = self._runtime.validation_examples
-            builder.bind_runtime(replace(self._runtime, examples=examples))
+            builder.bind_runtime(replace(self._runtime, examples=self._runtime.validation_examples))
         try:
             output = await builder.run_eval()
         finally:

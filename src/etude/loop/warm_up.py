@@ -120,11 +120,7 @@ class WarmUp:
 
     async def _train(self, groups: list[list[Sample]]) -> TrainingJobStatus:
         """Train and adopt one job. If it fails, a resumed run makes it again under another name."""
-        model, target = self._model, self._books.target
-        whose = "" if target is None else f".{target}"
-        attempt = self._log.state.failures[None]
-        retry = f"-retry-{attempt}" if attempt else ""
-        name = f"{self._runtime.run.first_name}-warm-up-{len(self._jobs) + 1}{whose}{retry}"
+        model, name = self._model, self._books.job_name(None, len(self._jobs) + 1)
         collection = TrajectoryCollection(trajectories=groups, run_id=name, method="supervised")
         ref = await model.submit(collection)
         if isinstance(ref, Skipped):

@@ -243,8 +243,7 @@ class RemoteRunner:
 
     async def _greet(self) -> None:
         with contextlib.suppress(Disconnected, RunnerDied):
-            report = await self._link.ask("ping", {})
-            self.calls = report["calls"]
+            self.calls = (await self._link.ask("ping", {}))["calls"]
             await self._tell_versions()
 
 

@@ -174,8 +174,7 @@ class RunnerLink:
 
     def _take(self, kind: str, number: int, *rest: Any) -> None:
         if kind == "ask":
-            task = asyncio.ensure_future(self._work(number, *rest))
-            self._answering[number] = task
+            self._answering[number] = asyncio.ensure_future(self._work(number, *rest))
         elif kind == "cancel":
             if number in self._answering:
                 self._answering[number].cancel()

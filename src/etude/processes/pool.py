@@ -127,8 +127,7 @@ class RunnerPool:
                     # Its calls and scores, and the episode itself if only a score is missing.
                     stored = self._head.journal.get(job.id)
                     own = {} if stored is None else {job.id: stored}
-                    steps = dict(self._head.journal.scan(f"{job.id}/"))
-                    await runner.play(job, own | steps)
+                    await runner.play(job, own | dict(self._head.journal.scan(f"{job.id}/")))
                     is_played = True
                     continue
                 except RunnerDied as error:

@@ -105,8 +105,7 @@ def dialogue(log: Log, agent: str, system: str, *, last_words: str = "") -> list
 
 
 def _user(heard: list[str], before: list[Message]) -> Message:
-    nothing = OPENING if len(before) == 1 else GO_ON
-    return {"role": "user", "content": "\n\n".join(heard) or nothing}
+    return {"role": "user", "content": "\n\n".join(heard) or (OPENING if len(before) == 1 else GO_ON)}
 
 
 def _show_line(log: Log, agent: str, line: LogEntry) -> str:

@@ -113,13 +113,6 @@ class Judge:
         raise EtudeError(f"the judge gave no usable answer in {_ATTEMPTS} attempts; the last: {problem}")
 
 
-async def _make_judge(builder: Builder, name: str) -> Judge:
-    """Return an entry of `llms` as a judge."""
-    limit = getattr(builder.config.llms[name], "max_tokens", None)
-    engine = await builder.get_llm(name)
-    return Judge(engine) if limit is None else Judge(engine, limit)
-
-
 class LlmJudgeConfig(JudgeConfig, name="llm_judge"):
     """A model that scores each episode alone, by a grade from 0 to 10 that is divided by 10."""
 
@@ -155,12 +148,6 @@ class LlmJudge(Evaluator):
         key = fold(0, "llm_judge", item.id, item.generation)
         grade = await self.judge.ask(system, material, _Grade.model_validate_json, key)
         return make_score(item, (grade.score / _SCALE, grade.reasoning))
-
-
-@register_evaluator(config_type=LlmJudgeConfig)
-async def llm_judge(config: LlmJudgeConfig, builder: Builder) -> AsyncIterator[Evaluator]:
-    """Build a model that scores each episode alone."""
-    yield LlmJudge(config, await _make_judge(builder, config.model))
 
 
 class GroupJudgeConfig(JudgeConfig, name="group_judge"):
@@ -219,16 +206,19 @@ class GroupJudge(Evaluator):
             return grades
 
         key = fold(0, "group_judge", items[0].id, *(item.generation for item in items))
-        judgements = await self.judge.ask(system, material, parse, key)
-        judged = dict(zip(shown, judgements, strict=True))
+        judged = dict(zip(shown, await self.judge.ask(system, material, parse, key), strict=True))
         grades = [judged[text] for text in texts]
         return [make_score(item, (of.score, of.reasoning)) for item, of in zip(items, grades, strict=True)]
 
 
+@register_evaluator(config_type=LlmJudgeConfig)
 @register_evaluator(config_type=GroupJudgeConfig)
-async def group_judge(config: GroupJudgeConfig, builder: Builder) -> AsyncIterator[Evaluator]:
-    """Build a model that compares all episodes of an example."""
-    yield GroupJudge(config, await _make_judge(builder, config.model))
+async def open_judge(config: LlmJudgeConfig | GroupJudgeConfig, builder: Builder) -> AsyncIterator[Evaluator]:
+    """Build the evaluator of a config, which asks an entry of `llms`."""
+    limit = getattr(builder.config.llms[config.model], "max_tokens", None)
+    engine = await builder.get_llm(config.model)
+    judge = Judge(engine) if limit is None else Judge(engine, limit)
+    yield LlmJudge(config, judge) if isinstance(config, LlmJudgeConfig) else GroupJudge(config, judge)
 
 
 def list_messages(item: EvalInputItem) -> list[Message]:

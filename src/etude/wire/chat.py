@@ -141,8 +141,7 @@ class CompletionBody(InferenceBody):
     def request(self, **fields: Any) -> ChatBody:
         """Return the request with its prompts, which are texts or token ids."""
         prompt: Any = self.prompt
-        alone = isinstance(prompt, str) or isinstance(prompt[0], int)
-        prompts = [prompt] if alone else prompt
+        prompts = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else prompt
         if len(prompts) * (self.n or 1) > _MOST_ANSWERS:
             raise RequestError(
                 f"{len(prompts)} prompts with {self.n or 1} answers each are too many: at most "

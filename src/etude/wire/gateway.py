@@ -228,8 +228,7 @@ async def _listen(handler: Handler, requests: Sequence[ChatBody], news: asyncio.
         def on_delta(heading: AnswerHeader, delta: Delta) -> None:
             news.put_nowait((index, heading, delta))
 
-        recorded = await handler(replace(request, on_delta=on_delta))
-        news.put_nowait((index, recorded, Delta()))
+        news.put_nowait((index, await handler(replace(request, on_delta=on_delta)), Delta()))
 
     try:
         async with asyncio.TaskGroup() as group:

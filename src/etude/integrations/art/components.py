@@ -44,8 +44,7 @@ async def openpipe_art(config: ARTTrainerAdapterConfig, builder: Builder) -> Asy
             f"trajectory_builders.{name} has 'credit: turn', which gives each answer a reward of its own, "
             "and ART takes one for a whole trajectory; use 'credit: agent' or 'episode'"
         )
-    key = llm.api_key or config.backend.api_key
-    inference = ArtInference(llm.address, key.get_secret_value())
+    inference = ArtInference(llm.address, (llm.api_key or config.backend.api_key).get_secret_value())
     log = None if builder.run is None else builder.run.path / "openpipe_art_jobs.jsonl"
     engine = await builder.get_llm(target)
     adapter = ARTTrainerAdapter(
