@@ -15,6 +15,7 @@ from etude.core.errors import ErrorBudgetExceeded, EtudeError, RequestError
 from etude.core.interfaces import WrongReturnError
 from etude.core.job import TrainingStatusEnum
 from etude.loop.trainer import EpochTrainerConfig
+from etude.store.facts import read_facts
 from etude.store.histories import read_histories
 from tests import guide_parts as guide
 from tests.support import ScriptedEngine
@@ -22,9 +23,11 @@ from tests.training import FakeAdapter, correct, examples, play
 
 
 def returning(base: type, name: str, value: Any) -> Any:
-    """A subclass whose `async def` of that name returns `value`."""
+    """A subclass whose `async def` of that name returns `value`, or raises it."""
 
     async def method(self, *args, **kwargs):
+        if isinstance(value, BaseException):
+            raise value
         return value
 
     method.__name__, method.__qualname__ = name, f"Mine.{name}"
@@ -82,6 +85,20 @@ async def test_of_a_part(run, base, name, value, returned):
     # Nothing is said to have been trained on.
     assert not read_histories(run.path)[None].trained_epochs
     assert not any(event.startswith("trained") for event in run.watcher.events)
+
+
+@pytest.mark.parametrize("name", ["initialize", "submit", "wait_until_complete"])
+async def test_sys_exit_in_a_part_is_an_error_of_its_method(run, name):
+    run.adapter = returning(FakeAdapter, name, SystemExit(3))(run.path.parent / "backend")
+    with pytest.raises(RuntimeError, match=rf"test_wrong_returns\.py:\d+: Mine\.{name} raised SystemExit: 3"):
+        await run.start(num_epochs=1)
+
+
+async def test_a_part_that_cannot_be_freed_is_reported_and_the_run_is_finished(run):
+    run.adapter = returning(FakeAdapter, "cleanup", SystemExit("busy"))(run.path.parent / "backend")
+    await run.start(num_epochs=1)
+    assert "Mine.cleanup failed: " in run.watcher.warnings[0] and "busy" in run.watcher.warnings[0]
+    assert read_facts(run.path).state == "finished"
 
 
 @pytest.mark.parametrize(

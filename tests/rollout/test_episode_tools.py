@@ -56,6 +56,10 @@ def fail() -> str:
     raise OSError("disk full")
 
 
+async def cancel() -> str:
+    raise asyncio.CancelledError
+
+
 def to_call(name: str, /, **arguments: Any) -> ToolCall:
     return ToolCall("call_0", name, arguments, json.dumps(arguments))
 
@@ -82,19 +86,21 @@ async def test_functions_are_tools_and_what_goes_wrong_is_told_to_the_model(jour
         to_call("add", left="many"),
         to_call("look_up", word="etude"),
         to_call("fail"),
+        to_call("cancel"),
         to_call("divide"),
         ToolCall("call_0", "add", None, "{left"),
     ]
-    record = await record_results(journal, calls, tools=functions(add, look_up, fail))
+    record = await record_results(journal, calls, tools=functions(add, look_up, fail, cancel))
     assert record.output[:2] == ["3", "2"]
     assert record.output[2].startswith("error: left: ") and "integer" in record.output[2]
     assert record.output[3:5] == ['{"word": "etude"}', "error: OSError: disk full"]
-    assert record.output[5].endswith("tool 'divide'; tools: add, look_up, fail")
-    assert record.output[6].startswith("error: ") and "JSON object" in record.output[6]
+    assert "CancelledError" in record.output[5]
+    assert record.output[6].endswith("tool 'divide'; tools: add, look_up, fail, cancel")
+    assert record.output[7].startswith("error: ") and "JSON object" in record.output[7]
     outcomes = [event.tool.outcome for event in record.events]
-    assert outcomes == ["ok", "ok", "error", "ok", "error", "refused", "refused"]
+    assert outcomes == ["ok", "ok", "error", "ok", "error", "error", "refused", "refused"]
     counts = {name: count for name, count in call_counts(record).items() if name.startswith("tool")}
-    assert counts == {"tool_calls": 7, "tool_error": 2, "tool_refused": 2}
+    assert counts == {"tool_calls": 8, "tool_error": 3, "tool_refused": 2}
     assert read_episode(journal, record.id) == record
 
 
@@ -164,8 +170,8 @@ class Counting:
     forgets = True
     tools = ({"type": "function", "function": {"name": "count", "parameters": {"type": "object"}}},)
 
-    def __init__(self, *, dies_at: int = 99) -> None:
-        self.sessions, self._dies_at = 0, dies_at
+    def __init__(self, *, dies_at: int = 99, of: BaseException | None = None) -> None:
+        self.sessions, self._dies_at, self._of = 0, dies_at, of
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Counting]:
@@ -175,8 +181,8 @@ class Counting:
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         self._count += 1
-        if self._count == self._dies_at:
-            raise ToolError("out of numbers")
+        if self._count == self._dies_at and self._of is not None:
+            raise self._of
         return ToolResult(str(self._count))
 
 
@@ -193,15 +199,15 @@ async def test_a_resumed_episode_has_the_results_it_had(journal: Journal, forget
         return results
 
     tools = {"numbers": ToolSet("numbers", source)}
-    stopped = await collect_one(workflow, journal, tools=tools)
-    await journal.forget(stopped.id)
+    await journal.forget((await collect_one(workflow, journal, tools=tools)).id)
     is_stopped = False
     resumed = await collect_one(workflow, journal, tools=tools)
     # A session that forgets is first brought to where the old one was.
     assert resumed.output == ["1", "2", "3" if forgets else "1"]
 
 
-async def test_an_agent_may_go_on_without_a_tool_that_fails(journal: Journal) -> None:
+@pytest.mark.parametrize("kind", [ToolError, OSError, asyncio.CancelledError, SystemExit])
+async def test_an_agent_may_go_on_without_a_tool_that_fails(journal: Journal, kind: Any) -> None:
     async def workflow(example: Any, episode: Any) -> str:
         async with episode.tools("numbers") as tools:
             try:
@@ -210,7 +216,8 @@ async def test_an_agent_may_go_on_without_a_tool_that_fails(journal: Journal) ->
                 return f"went on: {error}"
         return "unreachable"
 
-    record = await collect_one(workflow, journal, tools={"numbers": ToolSet("numbers", Counting(dies_at=2))})
-    assert record.output == "went on: out of numbers"
+    tools = {"numbers": ToolSet("numbers", Counting(dies_at=2, of=kind("out of numbers")))}
+    record = await collect_one(workflow, journal, tools=tools)
+    assert re.fullmatch("went on: .*out of numbers", record.output)
     assert sorted(event.tool.outcome for event in record.events if event.tool) == ["failed", "ok"]
     assert call_counts(record)["tool_failed"] == 1

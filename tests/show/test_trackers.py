@@ -49,12 +49,13 @@ def test_a_run_is_shown_record_by_record_with_its_config_and_goes_on_so(project)
     assert [line["step"] for line in records()] == [0, 1, 2, 2, 2, 3, 3, 3]
 
 
-def test_a_tracker_that_is_away_ends_no_run_and_gets_all_of_it_later(project, monkeypatch):
+@pytest.mark.parametrize(("text", "error"), [("", "ConnectionError"), ("exit", "SystemExit")])
+def test_a_tracker_that_is_away_ends_no_run_and_gets_all_of_it_later(project, monkeypatch, text, error):
     monkeypatch.setattr(tracker, "PATIENCE", 0.1)
     change(project / "config.yml", report=[SHOWN])
-    Path("shown.away").touch()
+    Path("shown.away").write_text(text)
     trained = succeed("train", "config.yml", "--name", "one")
-    assert "ConnectionError: nobody is there" in trained.stdout
+    assert f"{error}: nobody is there" in trained.stdout
     assert "0 of 5 records" in trained.stdout and "etude resume" in trained.stdout
     Path("shown.away").unlink()
     monkeypatch.setattr(tracker, "PATIENCE", 30.0)

@@ -24,8 +24,8 @@ class FileTracker:
         """`before 3` or `after 3`: this process ends before or after the third line is written."""
 
     def open(self, run: TrackedRun) -> str:
-        if self.file.with_suffix(".away").exists():
-            raise ConnectionError("nobody is there")
+        if (away := self.file.with_suffix(".away")).exists():
+            raise {"": ConnectionError, "exit": SystemExit}[away.read_text()]("nobody is there")
         self.token = run.token
         self._add({"open": run.token, "config": dict(run.config)})
         return ""

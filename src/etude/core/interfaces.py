@@ -40,6 +40,7 @@ from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.job import ModelVersion
 from etude.core.stats import Bounds
+from etude.core.threads import no_exit
 
 C = TypeVar("C", bound=Callable[..., Any])
 
@@ -277,12 +278,14 @@ def _wrap_method(own: C, declared: Callable[..., Any]) -> C:
 
     @functools.wraps(own)
     def call_and_check(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return check_return(own(self, *args, **kwargs), own, declared)
+        with no_exit(find_place(own), SystemExit):
+            return check_return(own(self, *args, **kwargs), own, declared)
 
     @functools.wraps(own)
     async def call_and_check_async(self: Any, *args: Any, **kwargs: Any) -> Any:
-        value = own(self, *args, **kwargs)
-        return check_return(await value if inspect.isawaitable(value) else value, own, declared)
+        with no_exit(find_place(own), SystemExit):
+            value = own(self, *args, **kwargs)
+            return check_return(await value if inspect.isawaitable(value) else value, own, declared)
 
     # The wrappers have the signature of `own`.
     return call_and_check_async if is_awaited else call_and_check  # type: ignore[return-value]

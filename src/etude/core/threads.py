@@ -57,11 +57,9 @@ async def call_in_thread(fn: Callable[[], T], stop: Callable[[], None] | None = 
             stop()
             await asyncio.wait({done}, timeout=GRACE_SECONDS)
         raise
-    if isinstance(error, StopIteration) or not isinstance(error, Exception | asyncio.CancelledError | None):
-        # Such an exception must end that code and not the program. No future can hold a StopIteration.
-        raise RuntimeError(f"the function raised {error_words(error)}").with_traceback(error.__traceback__)
     if error is not None:
-        raise error
+        with no_exit("the function"):
+            raise error
     return result  # type: ignore[no-any-return]
 
 
@@ -108,18 +106,21 @@ def _forget(task: asyncio.Task[Any]) -> None:
 
 
 @contextlib.contextmanager
-def no_exit(whose: str) -> Iterator[None]:
-    """Raise RuntimeError instead of errors that would end the program, such as SystemExit."""
+def no_exit(whose: str, kind: type[BaseException] = BaseException) -> Iterator[None]:
+    """Raise RuntimeError instead of errors of this kind that would end more than the block: a SystemExit, or
+    a CancelledError where nobody cancels the task."""
     try:
         yield
-    except (Exception, asyncio.CancelledError, GeneratorExit):
-        raise
-    except BaseException as error:  # noqa: BLE001  any other error would end the program
+    except kind as error:
+        task = asyncio.current_task() if isinstance(error, asyncio.CancelledError) else None
+        if isinstance(error, Exception | GeneratorExit) or (task is not None and task.cancelling()):
+            raise
         raise RuntimeError(f"{whose} raised {error_words(error)}").with_traceback(
             error.__traceback__
         ) from None
 
 
+@no_exit("a part of the run", SystemExit)
 def run_loop(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` in a new event loop and return its result, whatever user code does to the loop.
 

@@ -17,7 +17,7 @@ from etude.config.import_path import where_raised
 from etude.core.conversion import TrajectoryCollection
 from etude.core.data_model import finite, name_type
 from etude.core.episode import EpisodeRecord
-from etude.core.errors import EtudeError, RequestError, RunStopped, TrainingError
+from etude.core.errors import EtudeError, RequestError, RunStopped, StoreError, TrainingError
 from etude.core.evaluation import EvalOutputItem
 from etude.core.interfaces import Progress, WrongReturnError, innermost
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
@@ -247,13 +247,23 @@ class RecordedTrainer:
         return statuses or require_trained([books])
 
     async def cleanup(self) -> None:
-        """Stop collecting and free the parts, even if one of them raises."""
+        """Stop collecting and free the parts, even if one of them raises. Raises StoreError when the last
+        weights cannot be written. Another error is only reported, since it undoes nothing."""
         async with AsyncExitStack() as exits:
-            exits.push_async_callback(self.adapter.cleanup)
-            exits.push_async_callback(self.builder.cleanup)
+            exits.push_async_callback(self._free, self.adapter)
+            exits.push_async_callback(self._free, self.builder)
             if self.trainer._books is not None:
                 exits.push_async_callback(self.trainer.bookkeeper.collections.stop)
-                await self.trainer.cleanup()
+                await self._free(self.trainer)
+
+    async def _free(self, part: Any) -> None:
+        try:
+            await part.cleanup()
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001  user code
+            text = f"{type(part).__name__}.cleanup failed: {where_raised(error)}"
+            self._given.progress.message(text, warning=True)
 
 
 async def assemble_trainer(runtime: Runtime) -> RecordedTrainer | RecordedTargets:

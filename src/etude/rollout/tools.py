@@ -27,7 +27,7 @@ from etude.core.json_text import plain
 from etude.core.keys import content_hash
 from etude.core.message import Message, Tool
 from etude.core.secrets import mask_secrets
-from etude.core.threads import call_any
+from etude.core.threads import call_any, no_exit
 from etude.rollout.recorder import ToolCall
 from etude.store.journal import Steps
 from etude.wire.request_body import check_conversation
@@ -149,7 +149,8 @@ class FunctionTools:
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Call a function with arguments that fit its annotations."""
         try:
-            value = await call_any(partial(self._functions[name].call, **arguments))
+            with no_exit("the function"):
+                value = await call_any(partial(self._functions[name].call, **arguments))
             text = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
         except ValidationError as error:
             problems = "; ".join(
@@ -273,14 +274,16 @@ class _OpenSet:
         limits = self.set.limits
         try:
             async with asyncio.timeout(limits.call_timeout) as clock:
-                result = await self.session.call(name, arguments)
-        except TimeoutError as error:
-            if not clock.expired():
-                raise
-            raise ToolError(
-                f"tool '{name}' of '{self.set.name}' gave no answer within {limits.call_timeout:g} s; raise "
-                f"{self.set.path or self.set.name}.call_timeout if it needs longer"
-            ) from error
+                with no_exit("it"):
+                    result = await self.session.call(name, arguments)
+        except ToolError:
+            raise
+        except Exception as error:
+            reason = f"gave no answer: {error_words(error)}"
+            if isinstance(error, TimeoutError) and clock.expired():
+                key = f"{self.set.path or self.set.name}.call_timeout"
+                reason = f"gave no answer within {limits.call_timeout:g} s; raise {key} if it needs longer"
+            raise ToolError(f"tool '{name}' of '{self.set.name}' {reason}") from error
         if result.is_error:
             # Before the model reads it, so that the recorded text is the text that the model saw.
             result = replace(result, text=mask_secrets(result.text))
@@ -338,7 +341,8 @@ class Tools:
         elif self._episode.counts[opened.set.name] >= (most := opened.set.limits.max_calls):
             refusal = f"error: all {most} calls of these tools are made; go on without them"
         source = opened.set.name if opened else ""
-        use = ToolUse(source, call.name, call.arguments, refusal, "refused", began=time.time())
+        outcome = "refused" if refusal else "failed"
+        use = ToolUse(source, call.name, call.arguments, refusal, outcome, began=time.time())
         if refusal or opened is None or call.arguments is None:
             self._episode.record(Event("tool", -1, tool=use))
             return use.result
@@ -348,8 +352,8 @@ class Tools:
             name = call.name.removeprefix(opened.set.prefix)
             result = await self._episode.result(opened, name, call.arguments)
             use = replace(use, result=result.text, outcome="error" if result.is_error else "ok")
-        except ToolError as error:
-            use = replace(use, result=str(error), outcome="failed")
+        except BaseException as error:
+            use = replace(use, result=str(error) if isinstance(error, ToolError) else error_words(error))
             raise
         finally:
             self._episode.record(Event("tool", -1, tool=replace(use, seconds=time.perf_counter() - begun)))

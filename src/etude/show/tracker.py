@@ -258,7 +258,7 @@ class TrackerReader:
                         self._tracker.close(state)
                     break
                 self.error = ""
-            except Exception as error:  # noqa: BLE001  trackers raise whatever their networks do
+            except (Exception, SystemExit) as error:  # noqa: BLE001  trackers raise whatever they like
                 self._is_open = False
                 text, kind = first_line(error), type(error).__name__
                 self.error = text if isinstance(error, EtudeError) else f"{kind}: {text}" if text else kind
