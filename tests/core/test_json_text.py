@@ -1,14 +1,17 @@
 import enum
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import numpy
 import pydantic
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from etude.core.json_text import DEEPEST, JsonError, plain, read_json
+from etude.core.json_text import DEEPEST, JsonError, jsonable, plain, read_json
+from etude.core.keys import content_hash
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -29,8 +32,7 @@ def test_brackets_in_a_text_are_no_levels() -> None:
 
 
 def test_the_deepest_that_may_be() -> None:
-    value = read_json("[" * DEEPEST + "]" * DEEPEST)
-    assert json.dumps(value).count("[") == DEEPEST
+    assert json.dumps(read_json("[" * DEEPEST + "]" * DEEPEST)).count("[") == DEEPEST
 
 
 def test_too_many_values_are_refused() -> None:
@@ -115,6 +117,13 @@ def test_a_copy_shares_nothing() -> None:
 def test_what_json_can_say_is_said(value: object, expected: object) -> None:
     assert plain(value) == expected
     assert type(plain(value)) is type(expected)
+
+
+@pytest.mark.parametrize("kind", [numpy.array, lambda values: numpy.array(values, object), torch.tensor])
+def test_arrays_with_the_same_shortened_text_are_told_apart(kind: Any) -> None:
+    first, same, other = (kind([0.0] * 2000 + [end] + [0.0] * 2000) for end in (1e-9, 1e-9, 2e-9))
+    assert jsonable(first) == jsonable(same) != jsonable(other)
+    assert content_hash([first]) == content_hash([same]) != content_hash([other])
 
 
 def test_keys_become_text_as_json_makes_them() -> None:

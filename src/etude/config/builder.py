@@ -142,7 +142,7 @@ class Builder:
             source = made[0]
         # Rows that a program passed as an object are not in the dump.
         live = [id(getattr(source, key)) for key, each in type(source).model_fields.items() if each.exclude]
-        name = content_hash([source.type_name, source.model_dump(mode="json", fallback=str), live])
+        name = content_hash([source.type_name, source.model_dump(), live])
         dataset: Dataset = await self._build_once("datasets", name, source)
         return dataset
 

@@ -4,6 +4,7 @@ The limits are there so that no text can exhaust the stack or the memory.
 """
 
 import dataclasses
+import hashlib
 import json
 import math
 import re
@@ -24,6 +25,7 @@ MOST_VALUES = 2_000_000
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
 _NOT_FINITE = re.compile(rb"-?(?:NaN|Infinity)")
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _WHERE = re.compile(r"(.*) at line (\d+) column (\d+)", re.DOTALL)
 _MARK = b"\xef\xbb\xbf"
 """The byte-order mark, which some editors write at the start of a file."""
@@ -170,10 +172,10 @@ def jsonable(value: Any) -> Any:
     if value is None or isinstance(value, str):
         return value
     try:
-        return from_json(to_json(value, fallback=_plain_or_text, inf_nan_mode="strings"))
+        return from_json(to_json(value, fallback=exact_value, inf_nan_mode="strings"))
     except ValueError:
         # Bytes that are not text, or a structure that contains itself.
-        return str(value)
+        return _ADDRESS.sub("", str(value))
 
 
 def json_facts(facts: Mapping[Any, Any]) -> dict[str, Any]:
@@ -181,9 +183,20 @@ def json_facts(facts: Mapping[Any, Any]) -> dict[str, Any]:
     return {str(name): jsonable(finite(value)) for name, value in facts.items()}
 
 
-def _plain_or_text(value: Any) -> Any:
-    """Return numbers and arrays of other libraries as plain values, and anything else as text."""
+def exact_value(value: Any) -> Any:
+    """Return numbers and models of other libraries as plain values, and anything else as text.
+
+    An array or an image has a hash of its content, because its text leaves out most of it. Where an object
+    lies in memory does not count.
+    """
     try:
         return plain(value)
     except TypeError:
-        return str(value)
+        text = _ADDRESS.sub("", str(value))
+    has_objects = getattr(getattr(value, "dtype", None), "hasobject", False)  # Their bytes are addresses.
+    read = getattr(value, "tolist" if has_objects else "tobytes", getattr(value, "tolist", None))
+    if read is None:
+        return text
+    content = read()
+    data = content if isinstance(content, bytes) else _ADDRESS.sub("", repr(content)).encode()
+    return f"{text} {hashlib.blake2b(data, digest_size=8).hexdigest()}"

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
+from etude.core.json_text import exact_value
+
 _SEED_BITS = 63
 _COMPACT = json.JSONEncoder(separators=(",", ":"))
 """Made once, because `json.dumps` makes one with every call."""
@@ -38,5 +40,5 @@ def shuffled_forever(size: int, seed: int, *parts: str | int) -> Iterator[int]:
 
 def content_hash(value: Any) -> str:
     """Return a short stable hash of a JSON-able value: 16 hexadecimal digits."""
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=exact_value)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -24,6 +24,7 @@ from etude.config.schema import Config
 from etude.core.call import ChatRequest, Completion, Sampling
 from etude.core.episode import Example, ToolSet
 from etude.core.errors import EngineError, EtudeError, StoreError, install_command
+from etude.core.keys import content_hash
 from etude.engines.local import LocalLlmConfig, make_base, require_local_extra
 from etude.engines.openai_compatible import OPENAI_URL, OpenAiEngine, OpenAiLlmConfig
 from etude.models.device import available_memory, choose_device, shown_bytes, usable_cores
@@ -34,6 +35,7 @@ from etude.processes.ray_cluster import require_used
 from etude.processes.shipping import config_from_json, config_to_json
 from etude.rollout.workflow import AgentConfig
 from etude.store.backup import probe
+from etude.store.episodes import encode_example
 from etude.store.run_folder import RunFolder
 
 
@@ -134,8 +136,7 @@ async def _open_tools(tools: ToolSet, findings: Findings) -> None:
 async def _examples(builder: Builder, source: Any, what: str, findings: Findings) -> list[Example]:
     examples: list[Example] = []
     with findings.catch_errors(what):
-        dataset = await builder.get_dataset(source)
-        examples = await asyncio.to_thread(dataset.examples)
+        examples = await asyncio.to_thread((await builder.get_dataset(source)).examples)
         columns = sorted({name for example in examples[:100] for name in example.inputs})
         expected = sum(example.expected is not None for example in examples)
         inputs = ", ".join(columns) or "none"
@@ -154,11 +155,12 @@ async def _held_out(builder: Builder, examples: Sequence[Example], findings: Fin
         )
         return []
     held_out = await _examples(builder, source, what, findings)
-    trained, held = (
-        [repr(sorted(example.inputs.items(), key=str)) for example in each] for each in (examples, held_out)
-    )
-    if common := sum(map({*trained}.__contains__, held)):
-        findings.warn(what, f"{common} of {len(held)} examples are also trained on: they are not held out")
+    with findings.catch_errors(what), user_code(EtudeError, "the examples cannot be stored as JSON"):
+        trained = {content_hash(encode_example(each)["inputs"]) for each in examples}
+        if common := sum(content_hash(encode_example(each)["inputs"]) in trained for each in held_out):
+            findings.warn(
+                what, f"{common} of {len(held_out)} examples are also trained on: they are not held out"
+            )
     return held_out
 
 

@@ -193,12 +193,9 @@ def encode_example(example: Example) -> Json:
         return {"id": example.id, "inputs": inputs, "expected": jsonable(example.expected)}
 
 
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
-
-
 def example_digest(encoded: Json) -> str:
-    """Return a short digest of an encoded example. Where Python objects lay in memory does not count."""
-    return content_hash(_ADDRESS.sub("", json.dumps(encoded, sort_keys=True)))
+    """Return a short digest of an encoded example."""
+    return content_hash(json.dumps(encoded, sort_keys=True))
 
 
 EVALUATION = "eval"

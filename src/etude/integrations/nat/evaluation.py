@@ -26,6 +26,7 @@ from etude.core.errors import DatasetError, EpisodeError, RequestError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.interfaces import Evaluator
 from etude.core.job import Skipped
+from etude.core.json_text import exact_value
 from etude.core.keys import content_hash
 from etude.integrations.nat.agent import NatAgent
 from etude.integrations.nat.transport import read_steps
@@ -53,7 +54,7 @@ class NatDataset:
             raise DatasetError(f"{source} holds no examples with a question")
         examples: list[Example] = []
         for item in items:
-            row = to_jsonable_python(item.full_dataset_entry, fallback=str, inf_nan_mode="null")
+            row = to_jsonable_python(item.full_dataset_entry, fallback=exact_value, inf_nan_mode="null")
             # Without an id, the id is a hash of the content.
             name = content_hash([item.input_obj, row]) if item.id in ("", None) else str(item.id)
             inputs = {"question": item.input_obj, "row": row}
