@@ -93,8 +93,7 @@ def own_parts():
     """Functions that no config can name."""
 
     async def play(example, episode):
-        reply = await episode.chat([{"role": "user", "content": example.inputs["question"]}])
-        return reply.text
+        return (await episode.chat([{"role": "user", "content": example.inputs["question"]}])).text
 
     def correct(example, output):
         return float(output == "yes")
@@ -223,6 +222,13 @@ def test_an_example_that_json_cannot_hold_is_refused_before_anything_is_sampled(
 def test_examples_that_fail_as_they_are_read_are_a_wrong_request():
     with pytest.raises(RequestError, match=r"examples .*ZeroDivisionError"):
         etude.evaluate(own_parts()[0], examples=({"q": 1 / number} for number in (1, 0)))
+
+
+@pytest.mark.parametrize("given", [ROWS[0], {"train": ROWS, "test": HELD_OUT}])
+@pytest.mark.parametrize("argument", ["examples", "validation"])
+def test_examples_that_are_one_row_or_several_splits_are_refused_with_what_to_give(argument, given):
+    with pytest.raises(RequestError, match=rf"a dict of {', '.join(given)}\. .*\[row\].*splits\['train'\]"):
+        etude.train(own_parts()[0], **EVALUATED | {argument: given})
 
 
 def test_tools_that_are_no_functions_are_refused():

@@ -310,9 +310,11 @@ def request_for(
 ) -> tuple[Config, EvaluationRequest, RunVersion | None]:
     """Load a config, with `model` instead of its own. Return it, the request and the model's version.
 
-    Runs are looked for in `root`, by default the config's folder for them.
+    Runs are looked for and stored in `root`, by default the config's folder for them.
     """
     changes = for_evaluation(overrides)
+    if root is not None:
+        changes.append(Override(("finetuning", "output_dir"), root, "output_dir"))
     config = load(source, changes)
     version = _trained_version(model, root or config.finetuning.output_dir)
     if model is not None:

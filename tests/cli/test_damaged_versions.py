@@ -76,8 +76,7 @@ def versions(run: Path) -> dict[str, bytes]:
 def history(run: Path) -> Any:
     """All that the run has recorded, but for times and places."""
     history = read_histories(run)[None].model_dump(mode="json", exclude={"recoveries"})
-    text = json.dumps(history, default=str)
-    return without_times(json.loads(text), "location")
+    return without_times(json.loads(json.dumps(history, default=str)), "location")
 
 
 def require_undisturbed(run: Path, trained: Path) -> None:
@@ -109,8 +108,7 @@ def test_without_any_whole_version_training_begins_anew(run: Path, after_run: Pa
     shutil.rmtree(run / "checkpoints" / "v3")
     os.truncate(run / "checkpoints" / "v2" / "optimiser.safetensors", 1000)
     empty(run / "checkpoints" / "v1" / SUMS)
-    result = succeed("resume", "run")
-    shown = " ".join(result.output.split())
+    shown = " ".join(succeed("resume", "run").output.split())
     assert "v1/SHA256SUMS is not" in shown and "; v2/optimiser.safetensors is not" in shown
     assert "began with: epochs 1 to 3 will" in shown
     assert not calls
@@ -130,8 +128,7 @@ def test_a_renamed_run_makes_its_lost_versions_again(run: Path, after_run: Path,
 def test_check_names_each_file_and_the_next_resume_mends_it(
     run: Path, after_run: Path, calls: list[str]
 ) -> None:
-    whole = succeed("runs", "check", "run")
-    assert "versions are whole" in whole.output
+    assert "versions are whole" in succeed("runs", "check", "run").output
     flip(run / "checkpoints" / "v3" / "learner.json")
     empty(run / "checkpoints" / "v1" / "trained.safetensors")
     found = etude("runs", "check", "run")
@@ -155,6 +152,7 @@ def test_a_damaged_version_is_neither_evaluated_nor_exported(run: Path) -> None:
         refused = etude(*command)
         assert refused.exit_code == 1
         assert "v2 is damaged: v2/trained.safetensors is not" in refused.output
+    assert refused.output.splitlines()[-1] == "next: etude resume runs/run"
 
 
 @pytest.mark.slow

@@ -3,8 +3,11 @@
 import json
 from pathlib import Path
 
+import pytest
 import yaml
 
+from etude.core.errors import RequestError
+from etude.verbs import load_run
 from tests.cli.projects import change, etude, rows, succeed
 from tests.support import read_summary
 
@@ -33,6 +36,8 @@ def test_nothing_of_the_users_is_written_over(after_run):
     (after_run / "mine" / "thesis.tex").write_text("years of work")
     assert etude("export", "r", "--version", "v1", "--out", "mine").exit_code == 2
     assert (after_run / "mine" / "thesis.tex").read_text() == "years of work"
+    with pytest.raises(RequestError, match="choose another folder"):
+        load_run("runs/r").model.export(after_run / "mine" / "thesis.tex")
     assert etude("export", "r", "--version", "v1", "--out", "other").exit_code == 0
     assert etude("export", "r", "--version", "v2", "--out", "other").exit_code == 0
     (after_run / "other" / "model.gguf").write_text("made of it")

@@ -69,7 +69,7 @@ def test_how_a_run_goes_on_can_be_changed_and_is_remembered_and_what_it_rests_on
     for key, value in FIXED.items():
         shown = etude("resume", "stopped", "-o", f"{key}={value}")
         assert shown.exit_code == 2
-        assert key in shown.stderr
+        assert f"begun with {key}: " in shown.stderr and "did you mean" not in shown.stderr
         assert "can be changed: " in shown.stderr and "finetuning.error_budget" in shown.stderr
     mend(half_run)
     shown = succeed("resume", "stopped", *(f"-o{key}={value}" for key, value in CHANGEABLE.items()))

@@ -36,6 +36,11 @@ def test_datasets_can_be_named_on_the_command_line(project):
     assert [entry["epoch"] for entry in validations] == [0, 1, 2]
 
 
+def test_an_evaluation_is_stored_where_the_command_line_says(project):
+    succeed("evaluate", "config.yml", "--name", "e", "--output-dir", "other")
+    assert [run.name for run in (project / "other").iterdir()] == ["e"]
+
+
 def test_debug_shows_how_it_came_to_an_error(project):
     shown = etude("check", "missing.yml", "--debug")
     assert shown.exit_code == 2
@@ -87,8 +92,7 @@ def test_each_task_passes_a_check_and_holds_out_rows_of_its_own(task, tmp_path, 
 
 def test_nothing_is_written_over(tmp_path):
     (tmp_path / "agent.py").write_text("mine")
-    shown = etude("init", tmp_path)
-    assert shown.exit_code == 2
+    assert etude("init", tmp_path).exit_code == 2
     assert (tmp_path / "agent.py").read_text() == "mine"
     assert not (tmp_path / "config.yml").exists()
 

@@ -258,7 +258,7 @@ async def test_a_base_that_was_moved_is_said_to_be_away(tmp_path: Path, journal:
     source = in_folder(tmp_path / "base")
     await keep_base(journal, "policy", source)
     (tmp_path / "base").rename(tmp_path / "bases")
-    with pytest.raises(RequestError, match=r"'.*bases'"):
+    with pytest.raises(RequestError, match=r"put the model's files there.*'.*bases'"):
         require_base(journal, "policy", source)
 
 

@@ -312,7 +312,7 @@ def export(
     from etude.store.stored_config import needs_program
 
     path = find_run(run, output_dir)
-    with version_on_disk(path, version, warn) as wanted:
+    with on_error(lambda: hints.command("resume", path)), version_on_disk(path, version, warn) as wanted:
         folder = (out or path / "export" / f"v{wanted.number}{'-lora' if lora else ''}").absolute()
         files = export_model(wanted, folder, lora_only=lora)
     if as_json:

@@ -30,6 +30,7 @@ from etude.config.registry import (
     register_workflow,
 )
 from etude.config.schema import Config, EvalGeneralConfig
+from etude.core.data_model import name_type
 from etude.core.episode import Example
 from etude.core.errors import ConfigError, DatasetError, RequestError, alternatives
 from etude.loop.trainer import EpochTrainerConfig
@@ -357,10 +358,14 @@ def tools_configs(tools: Any) -> dict[str, Any]:
 
 def dataset_config(examples: Any) -> DatasetConfig | dict[str, Any] | str:
     """Return the dataset of a config for examples: rows, an iterable of rows, a table, or a file."""
-    if isinstance(examples, str | dict | DatasetConfig):
-        return examples
-    if isinstance(examples, Path):
-        return str(examples)
+    if isinstance(examples, Mapping) and "_type" not in examples:
+        keys = ", ".join([*map(str, examples)][:8])
+        raise RequestError(
+            f"examples are a list of rows or a file, found {name_type(examples)} of {keys}. Put a single row "
+            "into a list, [row]; of several splits give one, splits['train']; a config has a `_type`"
+        )
+    if isinstance(examples, str | Path | dict | DatasetConfig):
+        return str(examples) if isinstance(examples, Path) else examples
     if callable(getattr(examples, "to_dict", None)) and hasattr(examples, "columns"):
         # A data frame of polars or pandas.
         if len({*examples.columns}) < len(examples.columns):

@@ -27,7 +27,7 @@ from etude.config.document import (
 from etude.config.key_types import changeable_keys, slot_in
 from etude.config.load import Declared, load_config, parse_config, resolved_yaml
 from etude.config.schema import Config
-from etude.core.errors import RequestError, nearest
+from etude.core.errors import RequestError
 from etude.core.history import History, Recovery, WentBack
 from etude.core.job import ModelVersion
 from etude.core.records import ModelState, Reopened
@@ -86,14 +86,12 @@ def config_to_resume(run: Path, overrides: Iterable[str | Override]) -> Config:
         slot = slot_in(config, path)
         is_declared = slot is not None and any(arm.annotation in get_args(Declared) for arm in slot.arms())
         is_secret = is_declared or holds_secret(str(path[-1]), str(change.value))
-        if not is_changeable and not is_secret and value_at(kept, path) != MASK:
-            key, keys = join_path(path), changeable_keys(config)
-            close = nearest(key, keys)
+        before = value_at(kept, path)
+        if not is_changeable and not is_secret and before not in (MASK, change.value):
             raise RequestError(
-                f"{change.source}: a run goes on as it was begun, and what it has done rests on this setting"
-                + (f"; did you mean {close}?" if close else "")
-                + f"\nWhat only says how to go on can be changed: {', '.join(keys)}; and secrets can be "
-                "given again.\nFor another value start a new run: etude train"
+                f"{change.source}: the run was begun with {join_path(path)}: {before!r:.80}, and what it "
+                "has done rests on that. Leave it out, or start a new run: etude train\nThis can be changed: "
+                f"{', '.join(changeable_keys(config))}; and secrets can be given again"
             )
     return config
 

@@ -20,6 +20,7 @@ PACKAGED = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 _CONFIG, _LORA_CONFIG = "config.json", "adapter_config.json"
+_TO_MEND = "put the model's files there, or name another model"
 
 
 def locate(source: str | Path) -> str:
@@ -100,7 +101,7 @@ def _require_path(source: str | Path) -> None:
         elif (path / WEIGHTS_FILE).is_file():
             why = f"that folder has only the tensors that training changed; {TO_EXPORT}"
         else:
-            why = f"there is no {_CONFIG} in that folder"
+            why = f"there is no {_CONFIG} in that folder; {_TO_MEND}"
     elif is_gguf(path):
         return
     elif os.path.exists(path):  # noqa: PTH110
@@ -109,7 +110,7 @@ def _require_path(source: str | Path) -> None:
         first, slash, _ = name.partition("/")
         if isinstance(source, str) and _HUB_NAME.fullmatch(name) and not (slash and os.path.isdir(first)):  # noqa: PTH112
             return
-        why = "the folder does not exist"
+        why = f"the folder does not exist; {_TO_MEND}"
         with suppress(OSError):
             if close := nearest(path.name, [each.name for each in path.parent.iterdir()]):
                 why += f"; did you mean '{path.with_name(close)}'?"

@@ -66,7 +66,7 @@ def export_model(wanted: RunVersion, folder: Path, *, lora_only: bool = False) -
     policy = load_version(wanted)
     if lora_only and not policy.is_lora:
         raise RequestError(
-            f"run {wanted.run.name} trained all weights and no LoRA weights; export it without --lora"
+            f"run {wanted.run.name} trained all weights and no LoRA weights; export the whole model"
         )
     card = model_card(wanted, lora_only)
     # The export is for publication.
@@ -75,7 +75,7 @@ def export_model(wanted: RunVersion, folder: Path, *, lora_only: bool = False) -
         (draft / CARD).write_text(card, encoding="utf-8")
         if names and not {"tokenizer_config.json", CARD} <= names <= {file.name for file in draft.iterdir()}:
             raise RequestError(
-                f"{folder} is there already, and holds more than such an export; choose another with --out"
+                f"{folder} is there already, and is no such export; choose another folder (the option --out)"
             )
         for file in draft.iterdir():
             file.chmod((draft / CARD).stat().st_mode)  # safetensors makes files readable by the user only.

@@ -195,7 +195,7 @@ def find_run(text: str, root: Path) -> Path:
                 f"Start it again: etude train CONFIG --name {shlex.quote(path.name)}"
             )
     names = [run.name for run in list_runs(root)]
-    hint = f", and there are no runs in {root}; name another folder with --output-dir"
+    hint = f", and there are no runs in {root}; name another folder as the output_dir"
     if names:
         close = nearest(Path(text).name, names)
         hint = (
