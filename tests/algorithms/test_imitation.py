@@ -10,7 +10,7 @@ from etude.algorithms.imitation import ExpertIteration, true_decision
 from etude.algorithms.samples import Tally
 from etude.config.load import parse_config
 from etude.core.conversion import Encoder, to_sample, to_trajectory
-from etude.core.errors import ConfigError, RequestError
+from etude.core.errors import ConfigError, EtudeError, RequestError
 from etude.engines.openai_compatible import OpenAiEngine, OpenAiLlmConfig
 from etude.learner.passes import sample_logprobs
 from etude.models.tiny import build_policy, build_tokenizer
@@ -63,8 +63,7 @@ async def test_the_backend_makes_the_tokens_of_what_was_not_sampled(fooled_play)
     row = right_decision(fooled_play)
     encoder = Encoder(lambda prompt: (), lambda text: (*text.encode(), END))
     sample = to_sample(row, encoder, needs_logprobs=False)
-    prompt = fooled_play.calls[2].completion.prompt_ids
-    assert sample.ids == (*prompt, *RIGHT.encode(), END)
+    assert sample.ids == (*fooled_play.calls[2].completion.prompt_ids, *RIGHT.encode(), END)
     trained = bytes(token for token, weight in zip(sample.ids, sample.mask, strict=True) if weight)
     assert trained == ASK.encode() + bytes([END]) + RIGHT.encode() + bytes([END])
 
@@ -77,8 +76,7 @@ async def test_a_replaced_guess_is_one_that_the_protocols_own_scale_reads(tmp_pa
     record = await play_out(tmp_path, protocol, ["trust me", wrong], about=example(truth))
     row = right_decision(record)
     (turn,) = protocol.rounds(0)[1]
-    act = parse_answer(row.episode[-1].content, turn)
-    assert act.decision == (1.0 if truth else -1.0)
+    assert parse_answer(row.episode[-1].content, turn).decision == (1.0 if truth else -1.0)
 
 
 class JsonVerdicts(Labelled):
@@ -96,8 +94,7 @@ class JsonVerdicts(Labelled):
 async def test_a_replaced_guess_is_written_as_the_scenario_reads_it(tmp_path):
     answers = ["trust me", '{"right": 1}']
     record = await play_out(tmp_path, adp(), answers, about=example(0), scenario=JsonVerdicts())
-    row = right_decision(record)
-    assert row.episode[-1].content == '{"right": 0}'
+    assert right_decision(record).episode[-1].content == '{"right": 0}'
 
 
 class Unwritable(JsonVerdicts):
@@ -173,9 +170,14 @@ async def test_a_run_learns_from_a_teacher_in_this_process_and_asks_it_once(tmp_
         base_url="http://127.0.0.1:9/v1", model_name="x", provider="etude"
     )
     told = {r"'expert' .* tokenizer .* 'policy'": other, r"'expert' \(`etude serve`\) .* vLLM": served}
+    told[r"'x' .*no prompt_logprobs .* teacher"] = silent = config(teacher="expert")
     for index, (message, wrong) in enumerate(told.items()):
-        with RunFolder.create(tmp_path / "runs", f"other{index}") as run:
-            with pytest.raises(RequestError, match=message):
+        with (
+            RunFolder.create(tmp_path / "runs", f"other{index}") as run,
+            JsonServer(lambda *_: (200, {"choices": [{"text": ""}]})) as server,
+        ):
+            silent.llms["expert"] = OpenAiLlmConfig(base_url=server.url, model_name="x", max_retries=0)
+            with pytest.raises(EtudeError, match=message):
                 await train_in(wrong, run)
             assert not [key for key, _ in run.journal.scan() if "/call/" in key], "before any is sampled"
     with RunFolder.create(tmp_path / "runs", "run") as run:

@@ -100,7 +100,7 @@ class Collecting(TrajectoryBuilderConfig):
     async def check_protocol(self, builder: Builder) -> None:
         """Raise RequestError if nothing could ever be learned from the protocol that the workflow plays."""
 
-    def check_run(self, runtime: Runtime) -> None:
+    async def check_run(self, runtime: Runtime) -> None:
         """Raise RequestError if the run's examples or models do not fit. Here: for logged chats, if the
         algorithm needs tokens that the model itself sampled."""
         logged = next((example for example in runtime.examples if isinstance(example, LoggedExample)), None)
@@ -286,7 +286,7 @@ class CollectingBuilder(TrajectoryBuilder):
         self._reward_name()
         self.algorithm.check()
         if self._runtime is not None:
-            self.algorithm.check_run(self._runtime)
+            await self.algorithm.check_run(self._runtime)
 
     async def start_run(self, run_id: str, meta: dict[str, Any] | None = None) -> None:
         """Start the episodes of the epoch `meta["epoch"]`."""

@@ -50,10 +50,14 @@ class Distillation(Grpo, name="distillation"):
         if self.cut_off_penalty:
             raise RequestError("cut_off_penalty is taken from the reward, and reward_weight is 0: set it too")
 
-    def check_run(self, runtime: Runtime) -> None:
-        """Raise RequestError for logged chats, and for a teacher that cannot teach the trained model."""
-        super().check_run(runtime)
-        self._find_teacher(runtime)
+    async def check_run(self, runtime: Runtime) -> None:
+        """Raise RequestError for logged chats, and for a teacher that cannot teach the trained model. One
+        behind an address is given two tokens to score, and EngineError is raised if it cannot."""
+        await super().check_run(runtime)
+        engine, policy = self._find_teacher(runtime)
+        if policy is None:
+            with asking_for("teacher", ""):
+                await runtime.run.journal.step(f"teacher/{self.teacher}", partial(engine.score, (0, 1)))
 
     def find_comparable(self, groups: Sequence[UnitGroup]) -> list[bool]:
         """Return for each group whether its rewards give any advantage. No teacher was asked yet."""
