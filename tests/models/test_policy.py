@@ -1,8 +1,10 @@
 """A policy: loading, versions, the base to go back to, LoRA weights, export."""
 
 import hashlib
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ import torch
 from etude.core.call import ChatRequest
 from etude.core.errors import EngineError, RequestError
 from etude.core.job import ModelVersion
+from etude.models import weights
 from etude.models.device import choose_device, choose_dtype, limit_threads, usable_cores
 from etude.models.policy import LoraOptions, Policy
 from etude.models.weights import digest, load_tensors, save_tensors
@@ -52,6 +55,16 @@ def test_models_are_loaded_in_several_threads_at_once(tmp_path):
 
     with ThreadPoolExecutor(4) as threads:
         assert len({*threads.map(load, range(8))}) == 1
+
+
+def test_a_gguf_file_is_loaded_with_the_standard_error_that_other_threads_write_to(monkeypatch):
+    def load(*_: object, **options: object) -> None:
+        raise RuntimeError(str(sys.stderr is before))
+
+    before = sys.stderr
+    monkeypatch.setattr(weights, "model_class", lambda config: SimpleNamespace(from_pretrained=load))
+    with pytest.raises(RuntimeError, match="True"):
+        weights.load_model(None, "model", gguf_file="model.gguf")
 
 
 def test_lora_weights_start_as_the_identity_and_alone_are_trained():

@@ -6,11 +6,10 @@ A model's files must match its config: no weight may be missing, and none may be
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -78,15 +77,13 @@ def load_model(config: Any, location: str, **options: Any) -> Any:
     import transformers
 
     silence_transformers()
-    is_gguf = "gguf_file" in options
-    if is_gguf and (kind := getattr(transformers, "GgufConfig", None)):  # Older ones always dequantise.
+    kind = getattr(transformers, "GgufConfig", None)  # Older ones always dequantise.
+    if "gguf_file" in options and kind is not None:
         options["quantization_config"] = kind(dequantize=True)
     try:
-        # The GGUF reader's progress bar has no switch.
-        with redirect_stderr(io.StringIO()) if is_gguf else nullcontext():
-            model, found = model_class(config).from_pretrained(
-                location, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options
-            )
+        model, found = model_class(config).from_pretrained(
+            location, config=config, output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
     except _NoNumbersError as error:
         raise ValueError(
             "a file of its weights is damaged, or holds more than numbers; get the files again, as "
