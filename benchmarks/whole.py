@@ -226,10 +226,10 @@ def by_trl(flags: Any) -> dict[str, Any]:
 
     from etude.models.device import choose_dtype
 
-    task, has_gpu, ends = TASKS[flags.task], torch.cuda.is_available(), [0.0]
+    task, on_gpu, ends = TASKS[flags.task], has_gpu(), [0.0]
     number = flags.prompts * flags.group
-    rows = min(number, number if has_gpu else ROWS)
-    dtype = choose_dtype("auto", torch.device("cuda" if has_gpu else "cpu"), 135_000_000)
+    rows = min(number, number if on_gpu else ROWS)
+    dtype = choose_dtype("auto", torch.device("cuda" if on_gpu else "cpu"), 135_000_000)
     asked = examples(flags.task, flags.prompts * (flags.steps + 1))
     prompts = [[{"role": "user", "content": row["question"]}] for row in asked]
 
@@ -266,7 +266,7 @@ def by_trl(flags: Any) -> dict[str, Any]:
             beta=0.0,
             loss_type="dapo",
             bf16=dtype == torch.bfloat16,
-            use_cpu=not has_gpu,
+            use_cpu=not on_gpu,
             gradient_checkpointing=False,
             save_strategy="no",
             report_to="none",
@@ -306,6 +306,18 @@ def summarise_steps(ends: Sequence[float], use: DeviceUse) -> dict[str, Any]:
     }
 
 
+def has_gpu() -> bool:
+    """Whether there is a GPU."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def find_model(task: Task, folder: Path) -> str:
+    """A task's own model. One of random weights is written into `folder`."""
+    return billion(folder) if task.needs_gpu else locate(PACKAGED)
+
+
 def billion(folder: Path) -> str:
     """A model of 1.4 billion random weights with SmolLM2's tokenizer."""
     import torch
@@ -333,21 +345,25 @@ def main() -> int:
     parser.add_argument("--model", help="another model than SmolLM2-135M-Instruct")
     parser.add_argument("--began", type=float, default=time.time(), help="when the process was started")
     flags = parser.parse_args()
-    if flags.side:
-        print(json.dumps((by_etude if flags.side == ETUDE else by_trl)(flags)))
-        return 0
-    import torch
-
-    has_gpu, say = torch.cuda.is_available(), silent if flags.json else progress
     flags.steps = 2 if flags.quick else flags.steps
-    prompts, group = (4, 4) if flags.quick else (32, 16) if has_gpu else (16, 8)
-    sizes = ["--prompts", str(flags.prompts or prompts), "--group", str(flags.group or group)]
+    if not (flags.prompts and flags.group):
+        prompts, group = (4, 4) if flags.quick else (32, 16) if has_gpu() else (16, 8)
+        flags.prompts, flags.group = flags.prompts or prompts, flags.group or group
+    if flags.side:
+        flags.task = flags.task or next(iter(TASKS))
+        with tempfile.TemporaryDirectory() as folder:
+            flags.model = flags.model or find_model(TASKS[flags.task], Path(folder))
+            print(json.dumps((by_etude if flags.side == ETUDE else by_trl)(flags)))
+        return 0
+    say = silent if flags.json else progress
+    sizes = ["--prompts", str(flags.prompts), "--group", str(flags.group)]
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, task in TASKS.items():
-            if name != (flags.task or name) or (task.needs_gpu and not has_gpu):
+            if name != (flags.task or name) or (task.needs_gpu and not has_gpu()):
                 continue
-            model = billion(Path(folder)) if task.needs_gpu else locate(flags.model or PACKAGED)
+            given = None if task.needs_gpu else flags.model
+            model = find_model(task, Path(folder)) if given is None else locate(given)
             for side in (ETUDE, TRL):
                 if task.only not in ("", side) or (side == TRL and importlib.util.find_spec("trl") is None):
                     continue
