@@ -174,7 +174,7 @@ def test_new_weights_are_sampled_from_in_the_same_memory_and_elsewhere(name, dty
         decoder.forget()
         row = live(1, [9, 10])
         run(decoder, [row], {row: 12})
-        assert_right(of, [row], 1e-4 if dtype == torch.float32 else 0.1)
+        assert_right(of, [row], 1e-4 if dtype == torch.float32 else 0.2)
         assert (record.recorded > recorded + 1) == elsewhere  # One is the weights' own.
 
 

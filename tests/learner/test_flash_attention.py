@@ -90,7 +90,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("checkpointing", one_quick(False, True))
-def test_the_gradient_is_that_of_the_blocks(request, name, checkpointing):
+def test_the_gradient_is_that_of_the_chunks(request, name, checkpointing):
     config, changes = FAMILIES[name]
     of, batch = family(config, **changes), to_batch(forest(4, 16))
     wanted = get_gradient(of, batch, Grpo())

@@ -1,18 +1,21 @@
 """Token trees: nothing is lost or there twice, order plays no part, and which units go together."""
 
 from itertools import combinations, combinations_with_replacement, pairwise
+from unittest import mock
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from etude.algorithms.grpo import Grpo
 from etude.core.sample import Sample
+from etude.learner import tree as trees
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.passes import PackedStep, balanced_runs, cheapest_runs, trained_units, tree_refusal
 from etude.learner.team import Team
-from etude.learner.tree import token_tree
+from etude.learner.tree import TreeLayout, token_tree
 from tests.learner.gradients import assert_same, forest, get_gradient, to_batch, train
 from tests.learner.team_process import OBJECTIVES, batch
 from tests.models.tiny_models import family, fresh_policy, policy
@@ -42,13 +45,21 @@ def test_any_order_builds_the_same_tree(sequences, random):
     assert [one.paths[index].tolist() for index in order] == [path.tolist() for path in other.paths]
 
 
-@given(SEQUENCES)
-def test_what_comes_before_a_token_is_told_by_where_subtrees_end(sequences):
-    tree = token_tree(sequences)
-    for path in tree.paths:
-        for depth, place in enumerate(path):
-            before = [k for k in range(len(tree)) if k <= place < tree.ends[k]]
-            assert before == path[: depth + 1].tolist()
+@given(SEQUENCES.filter(any), st.data(), st.integers(1, 4), st.integers(1, 30), st.none() | st.integers(1, 3))
+def test_a_query_sees_the_tokens_before_it_once_however_queries_are_cut(
+    sequences, data, size, scores, window
+):
+    tree, found = token_tree(sequences), {}
+    paths = {place: path[: depth + 1].tolist() for path in tree.paths for depth, place in enumerate(path)}
+    chosen = sorted(data.draw(st.sets(st.sampled_from(sorted(paths)), min_size=1)))
+    with mock.patch.multiple(trees, _QUERIES=size, _SCORES=scores):
+        layout = TreeLayout.build(tree, torch.device("cpu"), np.array(chosen))
+        for chunks in layout.last.chunks:
+            seen_CQK = layout.mask(chunks, window)[:, 0, :, 0] == 0
+            rows = chunks.query_CQ, chunks.key_CK[:, None].expand(seen_CQK.shape), seen_CQK
+            for query, keys, is_seen in zip(*(each.flatten(0, 1) for each in rows), strict=True):
+                found[int(query)] = keys[is_seen].tolist()
+    assert [*found.items()] == [(place, paths[place][-window if window else 0 :]) for place in chosen]
 
 
 OTHERS = {

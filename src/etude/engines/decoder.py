@@ -55,9 +55,9 @@ class SlotDecoder:
         self._kinds = layer_kinds(policy.model)
         self._table = SlotTable(slots, least=_FIXED_ROWS if deterministic else 1)
         self._kv = KvSlots(len(self._kinds), len(self._table))
-        self._inputs = InputMaker(policy)
         self._postponed = 0
         self._fused = self._make_fused_model()
+        self._inputs = InputMaker(policy, self._fused.kv_dtype if self._fused else policy.model.dtype)
 
     @torch.inference_mode()
     def step(self, rows: Sequence[LiveRow]) -> list[LiveRow]:

@@ -7,7 +7,8 @@ them. Weights are copied: joined if they share an input, folded where that is ex
 
 In float32, a norm's weight becomes a part of the matrix after it, and LoRA weights are merged. In bfloat16
 they stay separate: another rounding would lose everything below a 500th of a weight. The states between
-layers, norms and rotary embeddings are in float32 there, as in the learner.
+layers, norms and rotary embeddings are in float32 there, as in the learner. On a CPU keys and values are in
+float32 too: products of single tokens are not faster in bfloat16, and need no rounding.
 """
 
 from __future__ import annotations
@@ -275,7 +276,8 @@ class FusedLlama:
         self._attend_spans = attend_spans
         config, body = inner.config, inner.model
         attention = body.layers[0].self_attn
-        self.dtype: torch.dtype = body.embed_tokens.weight.dtype
+        weight = body.embed_tokens.weight
+        self.kv_dtype: torch.dtype = weight.dtype if weight.is_cuda else torch.float32
         self.groups: int = config.num_key_value_heads
         self.size: int = attention.head_dim
         self.key_size = self.groups * self.size
@@ -316,7 +318,7 @@ class FusedLlama:
         for kind, layer, held in zip(self.kinds, self.layers, kv.layers, strict=True):
             heads = self._heads(layer, x_NE, turns[kind])
             query_NGRD, new = heads.tensor_split((-2,), dim=2)
-            held.by_token(self.groups, self.size, self.dtype).index_copy_(0, places, new.flatten(0, 1))
+            held.by_token(self.groups, self.size, self.kv_dtype).index_copy_(0, places, new.flatten(0, 1))
             if inputs.spans is not None:
                 window = self._window if kind == SLIDING else None
                 mixed = [self._attend_spans(query_NGRD.flatten(1, 2), held, inputs.spans, self.scale, window)]
@@ -332,13 +334,13 @@ class FusedLlama:
         return self._head.linear(self._norm(x_NE.index_select(0, read), self._head))
 
     def _heads(self, layer: FusedLayer, x_NE: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
-        """Return a layer's queries, keys and values [N, G, R + 2, D] in the dtype of the weights."""
+        """Return a layer's queries, keys and values [N, G, R + 2, D]."""
         heads = layer.qkv.linear(self._norm(x_NE, layer.qkv)).view(len(x_NE), self.groups, -1, self.size)
         turned = heads[:, :, :-1]
         if layer.head_norm is not None:
             torch.mul(functional.rms_norm(turned, (self.size,), eps=self._eps), layer.head_norm, out=turned)
         torch.view_as_complex(turned.view(*turned.shape[:-1], -1, 2)).mul_(turn)
-        return heads.to(self.dtype)
+        return heads.to(self.kv_dtype)
 
     def _turns_at(self, position_N: torch.Tensor, most: int) -> dict[str, torch.Tensor]:
         """Return the complex rotary embedding [N, 1, 1, D / 2] of positions below `most`, by layer kind."""
@@ -357,15 +359,9 @@ class FusedLlama:
         """Return the attention of a group's rows, in the shape of their queries [., G, R, D]."""
         (rows, width), (slot, shared) = group.shape, group.prefix
         keys, values = held.columns(group.slots, group.span, shared)
-        if shared:
-            prefix = held.columns(slice(slot, slot + 1), shared)
-            return _attend_with_prefix(query, prefix, (keys, values), mask, self.scale)
-        if group.multiplies:
-            keys_MDS = keys.flatten(0, 1).transpose(1, 2)
-            scores_MRS = torch.baddbmm(mask, query.flatten(0, 1), keys_MDS, alpha=self.scale)
-            return torch.bmm(scores_MRS.softmax(dim=-1), values.flatten(0, 1)).view(query.shape)
         if width == 1:
-            return _flash_attention(query, keys, values, mask, self.scale)[0]
+            prefix = (held.keys[slot, :, :shared], held.values[slot, :, :shared]) if shared else None
+            return _attend_once(query, prefix, (keys, values), mask, self.scale)
         query_NHD = query.flatten(1, 2)
         if group.padded is not None:
             query_NHD = query_NHD.index_select(0, group.padded[0])
@@ -411,40 +407,26 @@ def _tensors(part: Any) -> Iterator[torch.Tensor]:
             yield from _tensors(value)
 
 
-def _attend_with_prefix(
+def _attend_once(
     query_BGRD: torch.Tensor,
-    prefix: tuple[torch.Tensor, torch.Tensor],
+    prefix: tuple[torch.Tensor, torch.Tensor] | None,
     own: tuple[torch.Tensor, torch.Tensor],
-    mask_B11S: torch.Tensor,
+    mask_M1S: torch.Tensor,
     scale: float,
 ) -> torch.Tensor:
-    """Return attention [B, G, R, D] of single tokens to the keys and values [1, G, L, D] of a prefix that all
-    rows share, and to their `own` [B, G, S, D].
-
-    All queries read the prefix together. The two results are averaged in float32, weighted by their sums of
-    exponentials, which is exact up to rounding.
-    """
-    rows, groups, _, size = query_BGRD.shape
-    query_1GTD = query_BGRD.transpose(0, 1).reshape(1, groups, -1, size)
-    shared_1GTD, shared_1GT = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query_1GTD, *prefix, scale=scale
-    )
-    own_BGRD, own_BGR = _flash_attention(query_BGRD, *own, mask_B11S, scale)
-    shared_BGRD = shared_1GTD.view(groups, rows, -1, size).transpose(0, 1)
-    shared_BGR = shared_1GT.view(groups, rows, -1).transpose(0, 1)
-    weight_BGR1 = torch.sigmoid(shared_BGR - own_BGR)[..., None]
-    return torch.lerp(own_BGRD.float(), shared_BGRD.float(), weight_BGR1)
-
-
-def _flash_attention(
-    query_BGRD: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask_B11S: torch.Tensor, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return attention of single tokens, and their scores' log-sum-exp [B, G, R] in float32."""
-    heads = query_BGRD.shape[2]
-    if heads == 1:  # The kernel takes half as long for two queries as for one.
-        query_BGRD = query_BGRD.expand(-1, -1, 2, -1)
-    mask_BGRS = mask_B11S.expand(-1, query_BGRD.shape[1], query_BGRD.shape[2], -1)
-    mixed_BGRD, score_BGR = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query_BGRD, keys, values, attn_mask=mask_BGRS, scale=scale
-    )
-    return mixed_BGRD[:, :, :heads], score_BGR[:, :, :heads]
+    """Return the attention [B, G, R, D] of single tokens to their `own` keys and values [B, G, S, D], and to
+    those [G, L, D] of a prefix that all rows share. All queries read the prefix together."""
+    rows, groups, repeats, _ = query_BGRD.shape
+    keys_MSD, values_MSD = (each.flatten(0, 1) for each in own)
+    scores_MRS = torch.baddbmm(mask_M1S, query_BGRD.flatten(0, 1), keys_MSD.transpose(1, 2), alpha=scale)
+    if prefix is None:
+        return torch.bmm(scores_MRS.softmax(dim=-1), values_MSD).view(query_BGRD.shape)
+    keys_GLD, values_GLD = prefix
+    shared_GTL = torch.bmm(query_BGRD.transpose(0, 1).flatten(1, 2), keys_GLD.transpose(1, 2)).mul_(scale)
+    shared_BGRL = shared_GTL.view(groups, rows, repeats, -1).transpose(0, 1)
+    scores_BGRS = scores_MRS.view(rows, groups, repeats, -1)
+    weights = torch.cat([shared_BGRL, scores_BGRS], dim=-1).softmax(dim=-1)
+    shared_BGRL, weights_BGRS = weights.tensor_split((len(keys_GLD[0]),), dim=-1)
+    mixed_GTD = torch.bmm(shared_BGRL.transpose(0, 1).flatten(1, 2), values_GLD)
+    mixed_BGRD = torch.bmm(weights_BGRS.flatten(0, 1), values_MSD).view(query_BGRD.shape)
+    return mixed_BGRD.add_(mixed_GTD.view(groups, rows, repeats, -1).transpose(0, 1))

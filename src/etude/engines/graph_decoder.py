@@ -58,7 +58,7 @@ class DeviceKv(KvSlots):
         super().__init__(len(fused.layers), slots)
         self.columns = columns
         shape = (len(fused.layers), 2, slots, fused.groups, columns, fused.size)
-        self._all = torch.zeros(shape, dtype=fused.dtype, device=device)
+        self._all = torch.zeros(shape, dtype=fused.kv_dtype, device=device)
         """[layers, 2, slots, heads, columns, head_dim]"""
         for layer, both in zip(self.layers, self._all, strict=True):
             layer.hold(both)
@@ -115,7 +115,7 @@ class GraphDecoder:
         self._weights = self._places_of_weights()
         self._refresh: Replay | None = None
         """Takes changed weights from the same memory."""
-        token = 2 * len(self._fused.layers) * self._fused.key_size * self._fused.dtype.itemsize
+        token = 2 * len(self._fused.layers) * self._fused.key_size * self._fused.kv_dtype.itemsize
         is_cuda = policy.device.type == "cuda"  # Tests take another device.
         free = torch.cuda.mem_get_info(policy.device)[0] if is_cuda else 1 << 28
         self._tokens = int(_SHARE * free) // token
@@ -283,7 +283,7 @@ class GraphDecoder:
         try:
             plain, replay = self._record(lambda: self._pass(shape, own))
             logits_RV = plain[0][:rows].clone()
-            off = logit_error(replay()[0][:rows], logits_RV, self._fused.dtype)
+            off = logit_error(replay()[0][:rows], logits_RV, self._policy.model.dtype)
             if off is not None:
                 raise RuntimeError(f"a replay's logits are off by {off} of the largest")
         except RuntimeError as error:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from mmap import MAP_ANONYMOUS, MAP_PRIVATE, mmap
 from typing import Any, TypeAlias
 from weakref import proxy
@@ -39,6 +40,8 @@ class Copy:
     source: int
     target: int
     length: int
+    count: int = 1
+    """Number of adjacent slots that they are copied into, from `target` on."""
 
 
 @dataclass(slots=True)
@@ -117,8 +120,11 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
         before = self.keys, self.values
         self.lazy_initialization(*before)
         for old, new in zip(before, (self.keys, self.values), strict=True):
-            for slot, length in enumerate(lengths[: len(old)]):
-                new[slot, :, :length] = old[slot, :, :length]
+            spans = [*map(rounded_up, lengths[: len(old)])]
+            for span, run in groupby(range(len(spans)), key=spans.__getitem__):
+                slots = [*run]
+                alike = slice(slots[0], slots[-1] + 1)
+                new[alike, :, :span] = old[alike, :, :span]
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy leading tokens of some slots into others; all are read before any is written."""
@@ -130,9 +136,9 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]
                 tokens = held[copy.source, ..., : copy.length, :]
                 # Clone only tokens that an earlier copy would overwrite.
                 read.append(tokens.clone() if copy.source in written else tokens)
-                written.add(copy.target)
+                written.update(range(copy.target, copy.target + copy.count))
             for copy, tokens in zip(copies, read, strict=True):
-                held[copy.target, ..., : copy.length, :] = tokens
+                held[copy.target : copy.target + copy.count, ..., : copy.length, :] = tokens
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return length and offset of the span. The caller makes the masks, so this is for information."""
@@ -176,9 +182,15 @@ class KvSlots(Cache):  # type: ignore[misc]
 
     def copy(self, copies: Sequence[Copy]) -> None:
         """Copy leading tokens of some slots into others; all are read before any is written."""
-        copies = [copy for copy in copies if copy.length]
-        for layer in self.layers if copies else ():
-            layer.copy(copies)
+        joined = list[Copy]()
+        for copy in copies:
+            last = joined[-1] if joined else copy
+            if copy == replace(last, target=last.target + last.count, count=1):
+                joined[-1] = replace(last, count=last.count + 1)
+            elif copy.length:
+                joined.append(copy)
+        for layer in self.layers if joined else ():
+            layer.copy(joined)
 
     def places(self, heads: int, slots: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
         """Return the indices [N * heads] in `by_token` of tokens in `columns` [N] or [B, T] of `slots`."""
@@ -202,7 +214,7 @@ def rounded_up(count: int, step: int = _SPAN_STEP) -> int:
 
 
 _FIRST_SLOTS = 8
-_BLOCK = 64
+_BLOCK = 16
 """Tokens per block, by which prompts that begin alike are found. The shared length is counted exactly."""
 _LEAST = 8
 """Minimum length of a prompt that is also found as a whole, like the prompt of a group. Reading fewer tokens

@@ -24,13 +24,13 @@ _CPU = torch.device("cpu")
 class InputMaker:
     """Makes the inputs of one model."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: Policy, dtype: torch.dtype) -> None:
+        """`dtype` is that of scores, and so of masks."""
         config = text_config(policy.model)
         self._device = policy.device
         self._kinds = set(layer_kinds(policy.model))
         self._window: int | None = getattr(config, "sliding_window", None) if SLIDING in self._kinds else None
         self._key_heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        dtype = next(policy.model.parameters()).dtype
         self._hide = torch.tensor(torch.finfo(dtype).min, dtype=dtype, device=policy.device)
 
     def numbers(self, rows: Sequence[LiveRow], shape: tuple[int, int], kv: KvSlots) -> torch.Tensor:
@@ -72,10 +72,8 @@ class InputMaker:
     def pad_left(self, plan: StepPlan) -> RaggedInputs:
         """Return all rows of a step as one group, padding included."""
         rows, width = plan.ids_BT.shape
-        masks, multiplies = self._group_masks(plan.masks, width, 0)
-        group = RowGroup(
-            rows * width, (rows, width), None, plan.slots, (0, 0), plan.span, masks, multiplies=multiplies
-        )
+        masks = self._group_masks(plan.masks, width, 0)
+        group = RowGroup(rows * width, (rows, width), None, plan.slots, (0, 0), plan.span, masks)
         slot_BT = plan.rows[:, None].expand(-1, width)
         ids_N, position_N = plan.ids_BT.flatten(), plan.position_BT.flatten()
         return RaggedInputs(ids_N, position_N, slot_BT.flatten(), plan.columns.flatten(), [group])
@@ -96,7 +94,6 @@ class InputMaker:
                 padded = tensor((start_B1 + place_BT).ravel()), tensor(is_token.ravel().nonzero()[0])
         held = [row.slot for row, _ in own]
         in_a_row = held[-1] - held[0] == len(held) - 1
-        masks, multiplies = self._group_masks(self.masks(tensor(position_BT), span), width, shared)
         return RowGroup(
             count=sum(counts),
             shape=(len(own), width),
@@ -104,18 +101,17 @@ class InputMaker:
             slots=slice(held[0], held[-1] + 1) if in_a_row else tensor(held),
             prefix=(held[0], shared),
             span=span,
-            masks=masks,
-            multiplies=multiplies,
+            masks=self._group_masks(self.masks(tensor(position_BT), span), width, shared),
         )
 
     def _group_masks(
         self, masks: dict[str, torch.Tensor], width: int, shared: int
-    ) -> tuple[dict[str, torch.Tensor], bool]:
-        """Return `RowGroup.masks` and `RowGroup.multiplies`, for rows of up to `width` tokens."""
-        if width == 1 and not shared and self._hide.dtype == torch.float32:
-            heads = self._key_heads
-            return {kind: mask.expand(-1, heads, -1, -1).flatten(0, 1) for kind, mask in masks.items()}, True
-        return {kind: mask_B1TS[..., shared:] for kind, mask_B1TS in masks.items()}, False
+    ) -> dict[str, torch.Tensor]:
+        """Return `RowGroup.masks` for rows of up to `width` tokens that have `shared` first tokens."""
+        masks = {kind: mask_B1TS[..., shared:] for kind, mask_B1TS in masks.items()}
+        if width > 1:
+            return masks
+        return {kind: mask.expand(-1, self._key_heads, -1, -1).flatten(0, 1) for kind, mask in masks.items()}
 
 
 def tensor(numbers: ArrayLike, device: torch.device = _CPU) -> torch.Tensor:
@@ -145,10 +141,7 @@ class RowGroup:
     span: int
     masks: dict[str, torch.Tensor]
     """Additive masks of the columns from the prefix to the span, by kind of layer: [B, 1, T, S], or
-    [B * H, 1, S] if the group `multiplies`."""
-    multiplies: bool
-    """Whether attention is two plain matrix products. For single tokens in float32 they take half as long as
-    the CPU's flash kernel; in bfloat16 they take longer."""
+    [B * G, 1, S] for single tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from etude.models.architecture import logit_error, logits_after, text_config, wi
 from etude.models.device import copy_to_device
 from etude.models.distribution import Adjustment, adjust_logits
 
-_HELD = 1 << 27
+_HELD = 1 << 28
 """Maximum bytes of logits held at a time on a CPU, in the model's precision."""
 _HELD_ON_GPU = 1 << 30
 """The same on a GPU. Each chunk reads the head's weights again, and adds to their gradient."""

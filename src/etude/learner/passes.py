@@ -404,7 +404,7 @@ def _try(model: Any) -> tuple[list[int | None], str | None]:
     sequences = [stem + end for end in ends]
     tree = token_tree(sequences)
     needed = np.flatnonzero(tree.depths >= len(stem) - 1)
-    layout = TreeLayout.build(tree, device, needed, most=3)
+    layout = TreeLayout.build(tree, device, needed)
     logits_QV = head_logits(model, tree_hidden(model, torch.from_numpy(tree.ids).to(device), layout))
     plain, logits = [], []
     for sequence, path in zip(sequences, tree.paths, strict=True):

@@ -4,26 +4,23 @@ the tree's layout tells which tokens attend to which.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch.nn import functional
 
 Places: TypeAlias = npt.NDArray[np.int64]
 """Indices of a tree's tokens."""
 
-_OWN = 96
-"""Maximum queries of a block with a mask: fewer cost more calls, more compute more masked scores."""
-_BACK = 1024
-"""Maximum queries of a block without a mask."""
-_SPAN = 512
-"""Maximum tokens of a span. A longer one is cut as if it were several, so that most of its attention is in
-blocks without a mask."""
+_QUERIES = 64
+"""Queries of a chunk: more compute more hidden scores, and fewer make the products slower."""
+_SCORES = 1 << 16
+"""Maximum scores of a head in chunks that are computed together, so that they stay in a CPU's cache."""
 _KEPT_SCORES = 1 << 22
 """Masks with this many scores in total are kept from layer to layer; larger ones are made again."""
 
@@ -74,66 +71,85 @@ def token_tree(sequences: Sequence[Sequence[int]]) -> TokenTree:
     return TokenTree(np.concatenate(ids), np.concatenate(depths), ends[:size], tuple(paths))
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Queries from `start` to `stop`, and keys at the places from `low` to `high`."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunks:
+    """C chunks of Q queries each, and for each chunk the up to K tokens that one of its queries sees."""
 
-    start: int
-    stop: int
-    low: int
-    high: int
-    known: int
-    """How many of its first keys are seen by all of its queries."""
+    queries: slice
+    """Which of the queries they are; chunk follows chunk."""
+    query_CQ: torch.Tensor
+    """The places of the queries in the tree."""
+    key_CK: torch.Tensor
+    """The places of the keys, and -1 where a chunk has fewer."""
+    seen_U: torch.Tensor
+    """The places of all keys, each once."""
+    order_E: torch.Tensor
+    """The entries of `key_CK`, flattened, by place."""
+    first_U: torch.Tensor
+    """Where in `order_E` the entries of each place of `seen_U` begin."""
 
-    @property
-    def queries(self) -> slice:
-        """The places of its queries."""
-        return slice(self.start, self.stop)
+    @classmethod
+    def build(cls, places: Places, start: int, keys: Sequence[Places], device: torch.device) -> Chunks:
+        """Return chunks of equal size of the queries at `places`, from the query `start` on."""
+        key_CK = np.full((len(keys), max(map(len, keys))), -1)
+        for row, own in zip(key_CK, keys, strict=True):
+            row[: len(own)] = own
+        order = np.argsort(key_CK, axis=None, kind="stable")[np.count_nonzero(key_CK < 0) :]
+        seen, first = np.unique(key_CK.flat[order], return_index=True)
+        query_CQ = places.reshape(len(keys), -1)
+        arrays = query_CQ, key_CK, seen, order, first
+        return cls(
+            slice(start, start + query_CQ.size), *(torch.from_numpy(each).to(device) for each in arrays)
+        )
 
-    @property
-    def keys(self) -> slice:
-        """The tree's tokens that are its keys."""
-        return slice(self.low, self.high)
+    def take_keys(self, x_NGD: torch.Tensor) -> torch.Tensor:
+        """Return the numbers of each chunk's keys [C * G, K, D], of a tensor that has them for all tokens."""
+        taken = x_NGD.flatten(1).index_select(0, self.key_CK.clamp(min=0).flatten())
+        return taken.view(*self.key_CK.shape, *x_NGD.shape[1:]).transpose(1, 2).flatten(0, 1)
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """The number of queries, and the number of keys."""
-        return self.stop - self.start, self.high - self.low
+    def add_keys(self, total_NGD: torch.Tensor, x_BKD: torch.Tensor) -> None:
+        """Add numbers of each chunk's keys [C * G, K, D] to their tokens' in the contiguous `total_NGD`."""
+        groups, width = total_NGD.shape[1:]
+        x_CGKD = x_BKD.view(-1, groups, *x_BKD.shape[1:])
+        x_EX = x_CGKD.transpose(1, 2).reshape(-1, groups * width)
+        sums_UX = functional.embedding_bag(self.order_E, x_EX, self.first_U, mode="sum")
+        total_NGD.view(len(total_NGD), -1).index_add_(0, self.seen_U, sums_UX)
 
 
 class Queries:
-    """Some of a tree's tokens, and the keys that they attend to, block by block.
+    """Some of a tree's tokens, and the tokens that they attend to, chunk by chunk."""
 
-    All continuations of a token are contiguous. So the tokens after a span without branches form one block
-    with it. They see the whole span: the block needs no mask, and its keys no copy. The other blocks are the
-    spans themselves, and subtrees so small that cutting them does not pay.
-    """
-
-    def __init__(self, tree: TokenTree, places: Places, device: torch.device, most: int) -> None:
-        """`places` are the queries', in rising order. Masked blocks have up to `most`."""
+    def __init__(self, tree: TokenTree, places: Places, device: torch.device) -> None:
+        """`places` are the queries', in rising order."""
         self.places_Q = torch.from_numpy(places).to(device)
-        self._cut = tree, places, most
+        self._tree, self._places = tree, places
 
     @cached_property
-    def blocks(self) -> tuple[Block, ...]:
-        """All blocks."""
-        return tuple(_blocks(*self._cut))
+    def chunks(self) -> tuple[Chunks, ...]:
+        """All queries, in order. Chunks with about as many keys are together."""
+        found, run, start, places = list[Chunks](), list[Places](), 0, self._places
+        for at in range(0, len(places), _QUERIES):
+            own = places[at : at + _QUERIES]
+            keys = seen_by(self._tree, own)
+            longest = max(map(len, [*run, keys]))
+            size, total = (len(run) + 1) * longest, sum(map(len, run)) + len(keys)
+            if run and (len(own) < _QUERIES or size * _QUERIES > _SCORES or size > 1.25 * total):
+                found.append(Chunks.build(places[start:at], start, run, self.places_Q.device))
+                run, start = [], at
+            run.append(keys)
+        return *found, Chunks.build(places[start:], start, run, self.places_Q.device)
 
     @cached_property
-    def own(self) -> tuple[Block, ...]:
-        """Each query with the tokens of its span or its subtree, some of which it may not see."""
-        return tuple(block for block in self.blocks if block.high > self._cut[1][block.start])
+    def scores(self) -> int:
+        """Total number of a head's scores."""
+        return sum(each.query_CQ.numel() * each.key_CK.shape[1] for each in self.chunks)
 
-    @cached_property
-    def back(self) -> tuple[Block, ...]:
-        """Queries with an earlier span, all of which they see."""
-        return tuple(block for block in self.blocks if block.high <= self._cut[1][block.start])
 
-    @cached_property
-    def scores(self) -> tuple[int, int]:
-        """Total number of scores in the blocks of `own`, and in `back`'s."""
-        own, back = (sum(math.prod(block.shape) for block in part) for part in (self.own, self.back))
-        return own, back
+def seen_by(tree: TokenTree, queries: Places) -> Places:
+    """Return the places of all tokens that one of the queries, in rising order, attends to."""
+    tokens = np.arange(queries[-1] + 1)
+    next_query = queries[np.searchsorted(queries, tokens)]
+    return np.flatnonzero(next_query < tree.ends[tokens])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -198,17 +214,17 @@ class TreeLayout:
     """Queries of the last layer, where only tokens that precede a choice matter."""
     windows: list[int | None] = field(default_factory=list)
     """The sliding window of each attention that was computed."""
-    _masks: dict[Any, torch.Tensor] = field(default_factory=dict)
+    _masks: dict[tuple[Chunks, int | None], torch.Tensor] = field(default_factory=dict)
 
     @classmethod
-    def build(cls, tree: TokenTree, device: torch.device, needed: Places, most: int = _OWN) -> TreeLayout:
+    def build(cls, tree: TokenTree, device: torch.device, needed: Places) -> TreeLayout:
         """Return the layout of a tree with at least one token.
 
         `needed` are the places, in rising order, whose last hidden states are needed.
         """
         depths, ends = (torch.from_numpy(each).to(device) for each in (tree.depths, tree.ends))
-        every = Queries(tree, np.arange(len(tree)), device, most)
-        last = every if len(needed) == len(tree) else Queries(tree, needed, device, most)
+        every = Queries(tree, np.arange(len(tree)), device)
+        last = every if len(needed) == len(tree) else Queries(tree, needed, device)
         return cls(tree, depths, ends, every, last)
 
     @cached_property
@@ -218,7 +234,7 @@ class TreeLayout:
 
     @cached_property
     def levels(self) -> list[Level]:
-        """The same as the blocks of all queries, for kernels that take many ranges at a time."""
+        """The same as the chunks of all queries, for kernels that take many ranges at a time."""
         return make_levels(self.tree, self.depths_N.device)
 
     def binding(self, sliding_window: int | None) -> int | None:
@@ -231,59 +247,13 @@ class TreeLayout:
         seen = (key <= query) & (query < self.ends_N[key])
         return seen if window is None else seen & (self.depths_N[query] - self.depths_N[key] < window)
 
-    def mask(
-        self, queries: Queries, block: Block, window: int | None, dtype: torch.dtype
-    ) -> torch.Tensor | None:
-        """Return a tensor [queries, keys] to add to the scores of a block: 0, or minus infinity.
-
-        Returns None if all of its queries see all of its keys.
-        """
-        if window is None and block.known == block.high - block.low:
-            return None
-        name = queries is self.last, block, window, dtype
-        if name in self._masks:
-            return self._masks[name]
-        query_Q1, known = queries.places_Q[block.queries, None], 0 if window else block.known
-        keys = torch.arange(block.low + known, block.high, device=self.ends_N.device)
-        mask = torch.zeros(block.shape, device=keys.device, dtype=dtype)
-        mask[:, known:] = torch.where(self.attends(query_Q1, keys, window), 0.0, float("-inf"))
-        own, back = self.all.scores
-        if own + (back if window else 0) <= _KEPT_SCORES:
-            self._masks[name] = mask
+    def mask(self, chunks: Chunks, window: int | None) -> torch.Tensor:
+        """Return a tensor [C, 1, Q, 1, K] to add to the scores of chunks: 0, or minus infinity."""
+        if (chunks, window) in self._masks:
+            return self._masks[chunks, window]
+        key_C1K = chunks.key_CK[:, None]
+        seen_CQK = self.attends(chunks.query_CQ[:, :, None], key_C1K, window) & (key_C1K >= 0)
+        mask = torch.where(seen_CQK, 0.0, float("-inf"))[:, None, :, None]
+        if self.all.scores <= _KEPT_SCORES:
+            self._masks[chunks, window] = mask
         return mask
-
-
-def _blocks(tree: TokenTree, places: Places, most: int) -> Iterator[Block]:
-    """Yield the blocks of queries at `places`."""
-    turns = np.flatnonzero(np.diff(tree.ends)) + 1
-    left = [(0, len(tree))]
-    while left:
-        start, end = left.pop()
-        while start < end:
-            stop = start  # The end of the subtrees that have at most `most` tokens together.
-            while stop < end and tree.ends[stop] - start <= most:
-                stop = int(tree.ends[stop])
-            if stop > start:
-                yield from _cut(tree, places, start, stop, most)
-                start = stop
-                continue
-            after = int(tree.ends[start])
-            turn = np.searchsorted(turns, start, side="right")
-            stop = min(int(turns[turn]), after) if turn < len(turns) else after
-            stop = min(stop, start + _SPAN)
-            yield from _cut(tree, places, start, stop, most)
-            yield from _cut(tree, places, stop, after, _BACK, (start, stop))
-            left.append((stop, after))
-            start = after
-
-
-def _cut(
-    tree: TokenTree, places: Places, start: int, stop: int, most: int, span: tuple[int, int] | None = None
-) -> Iterator[Block]:
-    """Yield the tokens of a range as queries of an earlier span, or else of the range itself."""
-    first, last = np.searchsorted(places, [start, stop]).tolist()
-    for at in range(first, last, most):
-        to = min(at + most, last)
-        low, high = span or (start, int(places[to - 1]) + 1)
-        known = np.count_nonzero(tree.ends[low : places[at] + 1] >= high) if span is None else high - low
-        yield Block(at, to, low, high, int(known))

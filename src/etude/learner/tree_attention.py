@@ -1,8 +1,10 @@
-"""Attention over token trees: block by block, or on CUDA by a call of a flash kernel for each level.
+"""Attention over token trees: in chunks, or on CUDA by a call of a flash kernel for each level.
+
+A chunk has some queries and all tokens that one of them sees, so that many chunks are a few products.
 
 CUDA's kernels take ranges of tokens of any length, and need no compilation. A query's results from several
-blocks or levels are weighted by the sums of exponentials of its scores there (Milakov and Gimelshein, 2018).
-In the backward pass, the kernels need only the final result and sum, and the gradients add up.
+levels are weighted by the sums of exponentials of its scores there (Milakov and Gimelshein, 2018). In the
+backward pass, the kernels need only the final result and sum, and the gradients add up.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor
 
 from etude.core.errors import error_words
-from etude.learner.tree import Block, Level, Queries, TreeLayout, token_tree
+from etude.learner.tree import Chunks, Level, Queries, TreeLayout, token_tree
 from etude.models.architecture import text_config
 
 _LOG = logging.getLogger("etude.learner")
@@ -29,11 +31,8 @@ _WIDEST = 256
 _TOLERANCE = 0.03
 """Relative difference that rounding to half precision explains."""
 
-_Inputs: TypeAlias = tuple[Tensor, Tensor, Tensor, Tensor | None]
-"""Queries, keys and values of a block, and the mask to add to their scores."""
 _Attended: TypeAlias = tuple[Tensor, Tensor]
-"""Values, and the log-sum-exp of scores. On CUDA they are [N, H, D] and [H, N]."""
-_Gradients: TypeAlias = tuple[Tensor, Tensor, Tensor]
+"""Values [N, H, D], and the log-sum-exp of scores [H, N]."""
 
 
 @contextmanager
@@ -86,11 +85,12 @@ def _attend(
     last = getattr(module, "layer_idx", None) == text_config(module).num_hidden_layers - 1
     queries = tree.last if last else tree.all
     spec = AttentionSpec(tree, queries, Scores(scale, softcap, tree.binding(sliding_window)))
+    query_NHD, key_NGD, value_NGW = (each[0].transpose(0, 1) for each in (query, key, value))
     if queries is tree.all or spec.uses_levels(query, value.shape[-1]):
-        return attend(query[0], key[0], value[0], spec).unsqueeze(0), None
-    out_QHD = attend(query[0].index_select(1, queries.places_Q), key[0], value[0], spec)
-    out_NHD = query.new_zeros(query.shape[2], *out_QHD.shape[1:])
-    return out_NHD.index_copy(0, queries.places_Q, out_QHD).unsqueeze(0), None
+        return attend(query_NHD, key_NGD, value_NGW, spec).unsqueeze(0), None
+    out_QHW = attend(query_NHD.index_select(0, queries.places_Q), key_NGD, value_NGW, spec)
+    out_NHW = query.new_zeros(len(query_NHD), *out_QHW.shape[1:])
+    return out_NHW.index_copy(0, queries.places_Q, out_QHW).unsqueeze(0), None
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,16 +119,13 @@ class AttentionSpec:
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
-    """Attend with queries [H, Q, D] to keys [G, N, D] and values [G, N, W], H a multiple of G.
+    """Attend with queries [Q, H, D] to keys [N, G, D] and values [N, G, W], H a multiple of G.
 
-    Returns [Q, H, W].
+    Returns [Q, H, W] in the precision of the values.
     """
-    if query.shape[-1] == value.shape[-1] and spec.uses_levels(query, query.shape[-1]):
-        by_token = (each.transpose(0, 1) for each in (query, key, value))
-        return _LevelAttention.apply(*by_token, spec)  # type: ignore[no-any-return, no-untyped-call]
-    query_GRQD = query.view(len(key), -1, *query.shape[1:])
-    out_GRQD = _BlockAttention.apply(query_GRQD, key, value, spec)  # type: ignore[no-untyped-call]
-    return out_GRQD.permute(2, 0, 1, 3).flatten(1, 2)  # type: ignore[no-any-return]
+    by_levels = query.shape[-1] == value.shape[-1] and spec.uses_levels(query, query.shape[-1])
+    attention = _LevelAttention if by_levels else _ChunkAttention
+    return attention.apply(query, key, value, spec)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _LevelAttention(torch.autograd.Function):
@@ -149,139 +146,88 @@ class _LevelAttention(torch.autograd.Function):
         return *gradients_of_levels(grad, (query, key, value), (out, sums), levels, scale), None
 
 
-class _BlockAttention(torch.autograd.Function):
-    """Attention of queries [G, R, Q, D] to keys [G, N, D] and values [G, N, W].
+class _ChunkAttention(torch.autograd.Function):
+    """Attention of queries [Q, H, D] to keys [N, G, D] and values [N, G, W], by its definition.
 
-    On a CPU, half precision is computed in float32, because the flash kernel for float32 takes half the time.
+    On a CPU, half precision is computed in float32, because it is as fast for such small products.
     """
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         """Return the values, weighted by how much each query attends to their keys."""
-        out, sums = _attend_blocks(_widen(query, key, value), spec)
-        out = out.to(query.dtype)
-        ctx.save_for_backward(query, key, value, out, sums)
+        ctx.save_for_backward(query, key, value)
         ctx.spec = spec
-        return out
+        out_QHW = value.new_empty(*query.shape[:2], value.shape[-1])
+        given = _widen(query, key, value)
+        for chunks in spec.queries.chunks:
+            query_BMD, key_BKD, value_BKW = _take(chunks, *given)
+            weights_BMK, _ = _weigh(query_BMD, key_BKD, chunks, spec)
+            _put(out_QHW, chunks, weights_BMK @ value_BKW)
+        return out_QHW
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        """Sum up each block's gradients of its queries, keys and values."""
-        *given, out, sums = ctx.saved_tensors
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Sum up the chunks' gradients of their keys and values; each query is in one chunk."""
         spec: AttentionSpec = ctx.spec
-        query, key, value = _widen(*given)
-        grad_out, out = (x.to(query.dtype) for x in (grad_out, out))
-        kernel = _kernel(query, value, spec)
-        of_query, of_key, of_value = (_empty_beside(x).zero_() for x in (query, key, value))
-        for block in (*spec.queries.own, *spec.queries.back):
-            mask = spec.tree.mask(spec.queries, block, spec.scores.window, query.dtype)
-            rows, keys = block.queries, block.keys
-            inputs = query[..., rows, :], key[..., keys, :], value[..., keys, :], mask
-            grads = kernel.backward(grad_out[..., rows, :], inputs, out[..., rows, :], sums[..., rows])
-            of_query[..., rows, :] += grads[0]
-            of_key[..., keys, :] += grads[1]
-            of_value[..., keys, :] += grads[2]
-        parts = of_query, of_key.sum(dim=1), of_value.sum(dim=1)
-        return *(part.to(one.dtype) for part, one in zip(parts, given, strict=True)), None
+        saved = ctx.saved_tensors
+        given = _widen(*saved)
+        of_query, of_key, of_value = (each.new_zeros(each.shape) for each in given)
+        groups = of_key.shape[1]
+        for chunks in spec.queries.chunks:
+            query_BMD, key_BKD, value_BKW = _take(chunks, *given)
+            grad_BMW = _fold(grad.to(value_BKW.dtype), chunks, groups)
+            weights_BMK, slope = _weigh(query_BMD, key_BKD, chunks, spec)
+            of_weights = grad_BMW @ value_BKW.transpose(1, 2)
+            of_scores = torch._softmax_backward_data(of_weights, weights_BMK, -1, weights_BMK.dtype)
+            of_scores = of_scores.mul_(slope * spec.scores.scale)
+            _put(of_query, chunks, of_scores @ key_BKD)
+            chunks.add_keys(of_key, of_scores.transpose(1, 2) @ query_BMD)
+            chunks.add_keys(of_value, weights_BMK.transpose(1, 2) @ grad_BMW)
+        grads = zip((of_query, of_key, of_value), saved, strict=True)
+        return *(found.to(one.dtype) for found, one in grads), None
 
 
-def _widen(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return all three as [G, R, N, D], in the precision of the computation."""
-    if query.device.type == "cpu" and query.dtype in (torch.bfloat16, torch.float16):
-        query, key, value = query.float(), key.float(), value.float()
-    key, value = (x.unsqueeze(1).expand(-1, query.shape[1], -1, -1) for x in (key, value))
+def _widen(*given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values in the precision of the computation."""
+    query, key, value = given if given[0].is_cuda else (each.float() for each in given)
     return query, key, value
 
 
-def _attend_blocks(inputs: tuple[Tensor, Tensor, Tensor], spec: AttentionSpec) -> _Attended:
-    """Return values for all queries [G, R, Q, W], and the log-sum-exp of their scores [G, R, Q]."""
-    query, key, value = inputs
-    kernel = _kernel(query, value, spec)
-    out = _empty_beside(query[..., :1].expand(*query.shape[:-1], value.shape[-1]))
-    sums = _empty_beside(query[..., :1], torch.float32)[..., 0]
-
-    def attend(block: Block) -> _Attended:
-        keys, mask = block.keys, spec.tree.mask(spec.queries, block, spec.scores.window, query.dtype)
-        return kernel.forward((query[..., block.queries, :], key[..., keys, :], value[..., keys, :], mask))
-
-    for block in spec.queries.own:
-        out[..., block.queries, :], sums[..., block.queries] = attend(block)
-    for block in spec.queries.back:
-        rows = block.queries
-        more, sum_of_more = attend(block)
-        total = torch.logaddexp(sums[..., rows], sum_of_more)
-        out[..., rows, :].mul_((sums[..., rows] - total).exp_().unsqueeze(-1))
-        out[..., rows, :].addcmul_(more, (sum_of_more - total).exp_().unsqueeze(-1))
-        sums[..., rows] = total
-    return out, sums
+def _take(chunks: Chunks, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the chunks' queries [C * G, Q * R, D], keys [C * G, K, D] and values [C * G, K, W]."""
+    groups = key.shape[1]
+    return _fold(query, chunks, groups), chunks.take_keys(key), chunks.take_keys(value)
 
 
-def _kernel(query: Tensor, value: Tensor, spec: AttentionSpec) -> _Flash | _Plain:
-    is_flash = query.device.type == "cpu" and query.shape[-1] == value.shape[-1]
-    plain = not is_flash or spec.scores.softcap is not None or spec.scores.window is not None
-    return _Plain(spec.scores) if plain else _Flash(spec.scores)
+def _fold(x_QHD: Tensor, chunks: Chunks, groups: int) -> Tensor:
+    """Return the part of chunks [C * G, Q * R, D], of a tensor that has all queries."""
+    x_CQGRD = x_QHD[chunks.queries].view(*chunks.query_CQ.shape, groups, -1, x_QHD.shape[-1])
+    return x_CQGRD.transpose(1, 2).flatten(2, 3).flatten(0, 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Flash:
-    """The CPU's flash kernel."""
-
-    scores: Scores
-
-    def forward(self, inputs: _Inputs) -> _Attended:
-        """Return the weighted values, and the log-sum-exp of their scores."""
-        query, key, value, mask = inputs
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(  # type: ignore[no-any-return]
-            query, key, value, attn_mask=mask, scale=self.scores.scale
-        )
-
-    def backward(self, grad: Tensor, inputs: _Inputs, out: Tensor, sums: Tensor) -> _Gradients:
-        """Return the gradients of queries, keys and values; `out` and `sums` cover all blocks."""
-        query, key, value, mask = inputs
-        return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(  # type: ignore[no-any-return]
-            grad, query, key, value, out, sums, 0.0, False, attn_mask=mask, scale=self.scores.scale
-        )
+def _put(total_QHD: Tensor, chunks: Chunks, x_BMD: Tensor) -> None:
+    """Write the part of chunks [C * G, Q * R, D] to a tensor that has all queries."""
+    (count, size), heads = chunks.query_CQ.shape, total_QHD.shape[1]
+    x_CGQRD = x_BMD.view(count, -1, size, heads * count // len(x_BMD), x_BMD.shape[-1])
+    total_QHD[chunks.queries].view(count, size, *x_CGQRD.shape[1::2], -1).copy_(x_CGQRD.transpose(1, 2))
 
 
-@dataclass(frozen=True, slots=True)
-class _Plain:
-    """Attention by its definition, also with a softcap, and for queries that see nothing of a block."""
-
-    scores: Scores
-
-    def forward(self, inputs: _Inputs) -> _Attended:
-        scores, _ = self._scores(inputs)
-        sums = scores.logsumexp(dim=-1)
-        return _exp(scores, sums).to(inputs[2].dtype) @ inputs[2], sums
-
-    def backward(self, grad: Tensor, inputs: _Inputs, out: Tensor, sums: Tensor) -> _Gradients:
-        query, key, value, _ = inputs
-        scores, slope = self._scores(inputs)
-        weights = _exp(scores, sums).to(value.dtype)
-        of_weights = grad @ value.transpose(-1, -2) - (grad * out).sum(dim=-1, keepdim=True)
-        of_scores = weights * of_weights * slope * self.scores.scale
-        return of_scores @ key, of_scores.transpose(-1, -2) @ query, weights.transpose(-1, -2) @ grad
-
-    def _scores(self, inputs: _Inputs) -> tuple[Tensor, Tensor | float]:
-        """Return the scores before the exponential, and the slope of the softcap there."""
-        query, key, _, mask = inputs
-        scores, softcap = (query @ key.transpose(-1, -2) * self.scores.scale).float(), self.scores.softcap
-        slope: Tensor | float = 1.0
-        if softcap is not None:
-            capped = torch.tanh(scores / softcap)
-            scores, slope = softcap * capped, (1 - capped.square()).to(query.dtype)
-        return scores if mask is None else scores + mask, slope
-
-
-def _exp(scores: Tensor, sums: Tensor) -> Tensor:
-    """Return the weights; zeros for a query that sees nothing, whose `sums` is minus infinity."""
-    return torch.exp(scores - sums.clamp(min=torch.finfo(sums.dtype).min).unsqueeze(-1))
-
-
-def _empty_beside(like: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return an empty tensor [G, R, N, D] with the projections' layout in memory, [N, G, R, D]."""
-    groups, repeats, size, width = like.shape
-    return like.new_empty(size, groups, repeats, width, dtype=dtype).permute(1, 2, 0, 3)
+def _weigh(
+    query_BMD: Tensor, key_BKD: Tensor, chunks: Chunks, spec: AttentionSpec
+) -> tuple[Tensor, Tensor | float]:
+    """Return the weights [B, M, K] of keys, and the slope of the softcap at their scores."""
+    scores, softcap = (
+        (query_BMD @ key_BKD.transpose(1, 2)).float().mul_(spec.scores.scale),
+        spec.scores.softcap,
+    )
+    slope: Tensor | float = 1.0
+    if softcap is not None:
+        capped = torch.tanh(scores / softcap)
+        scores, slope = softcap * capped, (1 - capped.square()).to(query_BMD.dtype)
+    mask_C1Q1K = spec.tree.mask(chunks, spec.scores.window)
+    count, _, size, _, width = mask_C1Q1K.shape
+    scores.view(count, -1, size, scores.shape[1] // size, width).add_(mask_C1Q1K)
+    return scores.softmax(dim=-1).to(query_BMD.dtype), slope
 
 
 def takes_flash(x: Tensor, size: int) -> bool:

@@ -119,7 +119,7 @@ def _layer(
     if not by_levels and len(rows) < len(x_NE):
         x_NE, normed_NE, turn_N1C = (x.index_select(0, rows) for x in (x_NE, normed_NE, turn_N1C))
     query = _rotate(_heads(attention, "q", normed_NE), turn_N1C)
-    mixed = attend(query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1), spec)
+    mixed = attend(query, key, value, spec)
     if by_levels and len(rows) < len(x_NE):
         x_NE, mixed = (x.index_select(0, rows) for x in (x_NE, mixed))
     x_QE, normed_QE = _add_and_norm(
