@@ -13,9 +13,9 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
+from etude.backends.job_worker import JobFolder
 from etude.cli.app import app
 from etude.core.errors import RequestError
-from etude.server.jobs import job_folder
 from etude.server.settings import server_settings, training_processes
 from tests.server.data import create, messages, supervised_rows, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
@@ -134,7 +134,7 @@ def test_the_next_job_is_forked_from_the_process_that_is_ready(model: Path, tmp_
 def list_ranks(server: ServerProcess, job: str) -> list[int]:
     """The processes that train a job, the one that writes first."""
     for _ in range(6000):
-        found = job_folder(server.data_dir, job).holders()
+        found = JobFolder(server.data_dir / "jobs" / job).holders()
         if len(found) == 2 and all(found):
             return found
         time.sleep(0.05)

@@ -45,7 +45,7 @@ from etude.rollout.evaluation import OnScore, rescore
 from etude.runtime import Runtime, open_runtime
 from etude.store.episodes import EVALUATION, choose_phase
 from etude.store.facts import RunVersion, choose_version
-from etude.store.files import damage_in, require_whole, write_atomically
+from etude.store.files import DamagedError, damage_in, write_atomically
 from etude.store.histories import read_histories
 from etude.store.journal import ModelLog
 from etude.store.run_folder import RunFolder
@@ -310,7 +310,9 @@ def load_version(wanted: RunVersion) -> Policy:
 
     base, name = str(llm.model), str(config.finetuning.target_model)
     if llm.tiny:
-        require_whole(folder := base_folder(wanted.run, name))
+        folder = base_folder(wanted.run, name)
+        if damage := damage_in(folder):
+            raise DamagedError(folder, "; ".join(damage))
         base = str(folder)
     else:
         with RunFolder.read(wanted.run) as run:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
 
-from fastapi import FastAPI, Request
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
@@ -40,15 +40,14 @@ def not_found(kind: str, name: str, *, param: str, code: str) -> ApiError:
     return ApiError(404, f"there is no {kind} {name!r}", param=param, code=code)
 
 
-def add_error_handlers(app: FastAPI) -> None:
-    """Answer every error with an error object."""
+async def answer_error(request: Request, error: Exception) -> JSONResponse:
+    """Answer an error with an error object."""
+    return api_error(request, error).response(request.url.path)
 
-    async def answer(request: Request, error: Exception) -> JSONResponse:
-        return api_error(request, error).response(request.url.path)
 
-    # Any other Exception is also raised again, as a failure of the server.
-    for kind in (HTTPException, RequestValidationError, EtudeError, DBAPIError, Exception):
-        app.add_exception_handler(kind, answer)
+# Any other Exception is also raised again, as a failure of the server.
+HANDLED = (HTTPException, RequestValidationError, EtudeError, DBAPIError, Exception)
+"""The errors that `answer_error` answers."""
 
 
 def api_error(request: Request, error: Exception) -> ApiError:

@@ -7,7 +7,6 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import sqlalchemy as sa
@@ -16,7 +15,6 @@ from sqlalchemy.exc import IntegrityError
 
 from etude.algorithms.algorithm import data_kind
 from etude.backends.job_training import News
-from etude.backends.job_worker import JobFolder
 from etude.core.training_rows import ROW_OF
 from etude.core.trajectory import Method
 from etude.server.database import EVENTS, JOBS, MODELS, Page, Row, fetch_page, fetch_row, list_object, new_id
@@ -28,11 +26,6 @@ from etude.wire.http_server import ApiError
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
 IdempotencyKey = Annotated[str | None, Header(max_length=255)]
-
-
-def job_folder(data_dir: Path, job: str) -> JobFolder:
-    """Return a job's folder in the server's data folder."""
-    return JobFolder(data_dir / "jobs" / job)
 
 
 class JobStore:

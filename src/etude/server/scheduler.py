@@ -32,7 +32,7 @@ from etude.server.database import Row
 from etude.server.engines import JOBS, EnginePool
 from etude.server.files import FileStore, read_rows
 from etude.server.job_request import job_algorithm
-from etude.server.jobs import JobStore, job_folder, model_name
+from etude.server.jobs import JobStore, model_name
 from etude.server.models import ModelStore, ServedModel, load_policy
 from etude.server.settings import ServerSettings, training_processes
 from etude.show.logs import show_logs
@@ -48,7 +48,7 @@ class _ServerJob(ProcessJob):
 
     def __init__(self, scheduler: Scheduler, job: Row) -> None:
         settings = scheduler.workers_settings
-        super().__init__(job_folder(settings.data_dir, job["id"]), job["news_read"])
+        super().__init__(JobFolder(settings.data_dir / "jobs" / job["id"]), job["news_read"])
         self._scheduler, self._settings, self._id = scheduler, settings, str(job["id"])
 
     async def start(self) -> TeamRun | ForkedProcess:

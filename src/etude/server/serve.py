@@ -23,7 +23,7 @@ from etude.server.backend import Backend, EmbeddedBackend, VllmBackend
 from etude.server.database import open_database
 from etude.server.engines import EnginePool, inference_routes
 from etude.server.files import FileStore, file_routes
-from etude.server.guard import Metrics, add_error_handlers, guard_app
+from etude.server.guard import HANDLED, Metrics, answer_error, guard_app
 from etude.server.jobs import JobStore, job_routes
 from etude.server.models import ModelStore, weights_routes
 from etude.server.scheduler import Scheduler
@@ -150,8 +150,8 @@ def create_app(settings: ServerSettings, backend: Backend) -> RequestChecks:
         description=_ABOUT,
         lifespan=lifespan,
         redoc_url=None,
+        exception_handlers=dict.fromkeys(HANDLED, answer_error),
     )
-    add_error_handlers(app)
     for router in (
         _routes(models, pool, metrics),
         inference_routes(pool, metrics),

@@ -237,12 +237,6 @@ def note_sums(folder: Path) -> None:
         note_sum(path)
 
 
-def require_whole(folder: Path) -> None:
-    """Raise DamagedError, saying how, if a file of a folder is damaged."""
-    if damage := damage_in(folder):
-        raise DamagedError(folder, "; ".join(damage))
-
-
 def _read_digests(folder: Path) -> dict[str, str]:
     """Return the digests by file name. Raises DamagedError."""
     path = folder / SUMS
