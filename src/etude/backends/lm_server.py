@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
+import httpx
 from packaging.version import InvalidVersion, Version
 from pydantic import BaseModel, ValidationError
 
@@ -28,7 +29,6 @@ from etude.engines.openai_compatible import OpenAiLlmConfig
 from etude.wire.retries import USUAL, Retryable, RetryPolicy, RetryReason, describe, to_failure, with_retries
 
 if TYPE_CHECKING:
-    import httpx
     from openai import AsyncOpenAI
 
     from etude.config.builder import Builder
@@ -100,8 +100,6 @@ class LanguageModelClient:
 
         `policy` controls the retries of requests.
         """
-        import httpx
-
         from etude.engines.http_client import UNCOMPRESSED, limit_answer
 
         self.base_url = base_url.rstrip("/").removesuffix("/v1")
@@ -212,8 +210,6 @@ class LanguageModelClient:
         return await with_retries(ask, policy=self._policy)
 
     async def _attempt(self, method: str, path: str, seconds: float | None) -> httpx.Response:
-        import httpx
-
         where = f"{method} {self.base_url}{path}"
         most = self._timeout if seconds is None else seconds
         try:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import httpx
 from pydantic import Field, SecretStr
 
 from etude.algorithms.algorithm import data_kind
@@ -28,7 +29,6 @@ from etude.store.run_folder import KEY_STEP
 from etude.wire.retries import RetryReason, describe, is_worth_retrying, retry_after
 
 if TYPE_CHECKING:
-    import httpx
     from openai import APIError, AsyncOpenAI
     from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 
@@ -67,7 +67,6 @@ class TrainingJobNotFoundClientError(TrainingError):
 @contextmanager
 def api_errors(client: AsyncOpenAI) -> Iterator[None]:
     """Turn the SDK's errors into a BackendError that names the address, and never the key."""
-    import httpx
     from openai import APIError
 
     try:
@@ -92,7 +91,6 @@ def is_temporary(error: APIError) -> bool:
 
 def retry_reason(error: Exception) -> RetryReason | None:
     """Return why an SDK request should be retried, or None if it should not."""
-    import httpx
     from openai import APIError, APIStatusError, APITimeoutError
 
     if not isinstance(error, APIError) or not is_temporary(error) or error.code in _USED_UP:

@@ -9,13 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic.dataclasses
 from pydantic import BaseModel, Field
 
 from etude.algorithms.algorithm import Algorithm, changed_options, data_kind
 from etude.algorithms.collecting import Collecting, TrajectoryBuilder
+from etude.config.builder import Builder
 from etude.config.component import CHANGEABLE, LlmConfig
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
 from etude.core.conversion import TrajectoryCollection
@@ -27,9 +28,6 @@ from etude.core.trajectory import Method
 from etude.engines.local import OpponentsConfig
 from etude.engines.openai_compatible import OpenAiLlmConfig
 from etude.store.files import append_json_line
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 L = TypeVar("L", bound=LlmConfig)
 

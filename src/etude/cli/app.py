@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import logging
 import warnings
 from collections.abc import Callable
@@ -51,9 +52,7 @@ app = typer.Typer(
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        print(f"etude {version('etude')}")
+        print(f"etude {importlib.metadata.version('etude')}")
         raise typer.Exit
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import json
 import shlex
 import signal
 import traceback
@@ -187,8 +188,6 @@ def run_configuration(**settings: Any) -> list[str]:
 
     Files are looked up in the current folder first, as usual on a command line.
     """
-    import json
-
     overrides = []
     for key, value in settings.items():
         if isinstance(value, Path):

@@ -6,6 +6,7 @@ entry-point group `etude.components`. They are imported once, on the first looku
 
 from __future__ import annotations
 
+import importlib.metadata
 import inspect
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -66,8 +67,6 @@ def load_entry_points() -> None:
     group, _unread_group = _unread_group, None
     if group is None:
         return
-    import importlib.metadata  # Imported here because it takes as long as all imports of this folder.
-
     for entry_point in importlib.metadata.entry_points(group=group):
         note_user_module(entry_point.module)
         try:

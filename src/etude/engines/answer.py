@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from etude.core.call import ChatRequest, Completion, Delta, Sampling
 from etude.core.errors import EngineError, ImpossibleCall, PromptTooLong
@@ -14,11 +14,8 @@ from etude.core.threads import call_off_loop
 from etude.models.answer_parsing import Decode
 from etude.models.grammar import FORM
 from etude.models.template import ChatTemplate, Prompt
-from etude.models.text_codec import constrained_sampling
+from etude.models.text_codec import TextCodec, constrained_sampling
 from etude.wire.dialect import unsent_text
-
-if TYPE_CHECKING:
-    from etude.models.text_codec import TextCodec
 
 
 class TokenEngine(Protocol):

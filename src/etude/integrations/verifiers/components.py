@@ -9,26 +9,24 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from etude.config.builder import Builder
 from etude.config.component import DatasetConfig, Entries, LlmRef, ReferenceTo, Supplies, WorkflowConfig
 from etude.config.registry import register_dataset, register_workflow
 from etude.core.episode import Example
 from etude.core.errors import RequestError
 from etude.integrations.verifiers.environment import (
     REWARD,
+    Tasks,
     open_environment,
     read_block,
     require_verifiers,
     role_configs,
 )
 from etude.rollout.workflow import Workflow
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
-    from etude.integrations.verifiers.environment import Tasks
 
 
 class VerifiersWorkflowConfig(WorkflowConfig, name="verifiers"):
@@ -85,7 +83,6 @@ class VerifiersWorkflowConfig(WorkflowConfig, name="verifiers"):
 async def verifiers_workflow(config: VerifiersWorkflowConfig, builder: Builder) -> AsyncIterator[Workflow]:
     """Build the workflow. Raises MissingExtraError without verifiers, RequestError if building fails."""
     require_verifiers()
-    from etude.integrations.verifiers.environment import Tasks
     from etude.integrations.verifiers.play import VerifiersWorkflow
 
     env = open_environment(config.environment, config.models)
