@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from etude.config.builder import Builder
 from etude.config.component import DatasetConfig
 from etude.config.data_files import PlacedRow, read_csv, read_json_list, read_jsonl, read_parquet
 from etude.config.import_path import import_object, user_code
-from etude.config.registry import register_dataset
+from etude.config.registry import config_factory, register_dataset
 from etude.core.episode import Example
 from etude.core.errors import DatasetError, MissingExtraError, alternatives, nearest
-from etude.core.interfaces import Dataset
 from etude.core.keys import content_hash, generator
 
 
@@ -222,13 +220,13 @@ class SeedsConfig(DatasetConfig, name="seeds"):
         return [Example(f"seed-{number}", {**self.inputs, "seed": number}) for number in numbers]
 
 
-@register_dataset(config_type=JsonDatasetConfig)
-@register_dataset(config_type=JsonlDatasetConfig)
-@register_dataset(config_type=CsvDatasetConfig)
-@register_dataset(config_type=ParquetDatasetConfig)
-@register_dataset(config_type=HuggingFaceDatasetConfig)
-@register_dataset(config_type=PythonDatasetConfig)
-@register_dataset(config_type=SeedsConfig)
-async def dataset(config: Dataset, builder: Builder) -> AsyncIterator[Dataset]:
-    """Yield the config itself: all shipped dataset types make their own examples."""
-    yield config
+dataset = config_factory(lambda config: config)
+"""Yields the config itself: all shipped dataset types make their own examples."""
+
+register_dataset(config_type=JsonDatasetConfig)(dataset)
+register_dataset(config_type=JsonlDatasetConfig)(dataset)
+register_dataset(config_type=CsvDatasetConfig)(dataset)
+register_dataset(config_type=ParquetDatasetConfig)(dataset)
+register_dataset(config_type=HuggingFaceDatasetConfig)(dataset)
+register_dataset(config_type=PythonDatasetConfig)(dataset)
+register_dataset(config_type=SeedsConfig)(dataset)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import functools
 import inspect
 import re
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, overload
 
 from pydantic import Field
 
-from etude.config.builder import Builder
 from etude.config.component import CHANGEABLE, LlmRef, ReferenceTo, WorkflowConfig
 from etude.config.import_path import import_object, order_by_name, where_defined
 from etude.config.registry import config_factory, register_workflow
@@ -135,10 +134,9 @@ class FunctionWorkflowConfig(WorkflowConfig, name="function"):
     """Set further keyword arguments of the function."""
 
 
-@register_workflow(config_type=FunctionWorkflowConfig)
-async def function_workflow(config: FunctionWorkflowConfig, builder: Builder) -> AsyncIterator[Workflow]:
-    """Build the workflow. Raises RequestError if the function is not found or does not fit."""
-    yield as_workflow(import_object(config.function), arguments=config.arguments)
+register_workflow(config_type=FunctionWorkflowConfig)(
+    config_factory(lambda config: as_workflow(import_object(config.function), arguments=config.arguments))
+)
 
 
 def _name(fn: Callable[..., Any]) -> str:

@@ -10,17 +10,16 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from etude.config.component import TrackerConfig
-from etude.config.registry import register_tracker
 from etude.core.call import Call
 from etude.core.episode import EpisodeRecord, ToolUse
-from etude.core.errors import EtudeError, require_extra
+from etude.core.errors import EtudeError
 from etude.core.secrets import mask_secrets, masked_data
-from etude.show.tracker import RunRecord, State, TrackedRun
+from etude.show.tracker import RunRecord, State, TrackedRun, register_package_tracker
 from etude.store.episodes import EVALUATION, episode_scores, iter_episodes
 from etude.store.histories import read_histories
 from etude.store.journal import Journal
@@ -28,8 +27,6 @@ from etude.store.run_folder import RunFolder
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import Event, ReadableSpan
-
-    from etude.config.builder import Builder
 
 _EPISODES = {
     "warm_up": "warm-up",
@@ -224,8 +221,4 @@ def _json(value: Any) -> str:
     return json.dumps(masked_data(value), ensure_ascii=False, default=str)
 
 
-@register_tracker(config_type=OtelConfig)
-async def otel_tracker(config: OtelConfig, builder: Builder) -> AsyncIterator[OtelTracker]:
-    """Build the tracker. Raises MissingExtraError."""
-    require_extra("opentelemetry.exporter.otlp.proto.http", "the tracker 'otel'", "otel")
-    yield OtelTracker(config)
+register_package_tracker(OtelConfig, OtelTracker, "opentelemetry.exporter.otlp.proto.http")

@@ -14,7 +14,7 @@ import re
 import secrets
 import shlex
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -25,7 +25,8 @@ from typing import Any, Literal, Protocol, Self, TypeAlias
 from etude.config.builder import Builder
 from etude.config.component import TrackerConfig
 from etude.config.document import join_path, leaves
-from etude.core.errors import BudgetReached, EtudeError, RequestError, StoreError, first_line
+from etude.config.registry import register_tracker
+from etude.core.errors import BudgetReached, EtudeError, RequestError, StoreError, first_line, require_extra
 from etude.core.history import EpochEntry, entry_sort_key
 from etude.core.interfaces import Progress
 from etude.core.keys import content_hash
@@ -113,6 +114,19 @@ class Tracker(Protocol):
 
     def close(self, state: State) -> None:
         """End this process's part. Another process may open the tracker again."""
+
+
+def register_package_tracker(
+    config_type: type[TrackerConfig], tracker: Callable[[Any], Tracker], package: str
+) -> None:
+    """Register a tracker that needs a package, from the extra with the name of its type."""
+
+    async def build(config: TrackerConfig, builder: Builder) -> AsyncIterator[Tracker]:
+        """Build the tracker. Raises MissingExtraError."""
+        require_extra(package, f"the tracker '{config.type_name}'", config.type_name)
+        yield tracker(config)
+
+    register_tracker(config_type=config_type)(build)
 
 
 _LEFT_OUT = {"target", "training", "model_versions", "failure_causes"}

@@ -8,18 +8,18 @@ import os
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import httpx
+
+from etude.config.builder import Builder
 from etude.config.component import TrackerConfig
 from etude.config.import_path import import_object
 from etude.config.registry import config_factory, register_tracker
-from etude.core.errors import EtudeError, RequestError, first_line, require_extra
+from etude.core.errors import EtudeError, RequestError, first_line
 from etude.loop.arguments import Live
-from etude.show.tracker import PATIENCE, RunRecord, State, TrackedRun, Tracker
+from etude.show.tracker import PATIENCE, RunRecord, State, TrackedRun, Tracker, register_package_tracker
 from etude.store.files import private_folder
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 _STATUS: dict[State, str] = {"finished": "FINISHED", "failed": "FAILED", "stopped": "KILLED"}
 _UNNAMED = re.compile(r"[^\w\-. :/]")  # Characters that the name of a metric cannot have.
@@ -28,8 +28,6 @@ _SECONDS_TO_ANSWER = 10.0
 
 def _require_server(url: str) -> None:
     """Raise EtudeError if no server answers at an HTTP address: packages would try for minutes."""
-    import httpx  # Imported here because most runs have no such tracker.
-
     try:
         httpx.head(url, timeout=_SECONDS_TO_ANSWER, verify=False)  # No data is sent or believed.
     except httpx.TransportError as error:
@@ -270,15 +268,6 @@ async def live_tracker(config: LiveTrackerConfig, builder: Builder) -> AsyncIter
     yield as_tracker(missing if config.value is None else config.value)
 
 
-def _register(config_type: type[TrackerConfig], tracker: Callable[[Any], Tracker], package: str) -> None:
-    async def build(config: TrackerConfig, builder: Builder) -> AsyncIterator[Tracker]:
-        """Build the tracker. Raises MissingExtraError."""
-        require_extra(package, f"the tracker '{config.type_name}'", config.type_name)
-        yield tracker(config)
-
-    register_tracker(config_type=config_type)(build)
-
-
-_register(MlflowConfig, MlflowTracker, "mlflow")
-_register(TensorBoardConfig, TensorBoardTracker, "tensorboard")
-_register(WandbConfig, WandbTracker, "wandb")
+register_package_tracker(MlflowConfig, MlflowTracker, "mlflow")
+register_package_tracker(TensorBoardConfig, TensorBoardTracker, "tensorboard")
+register_package_tracker(WandbConfig, WandbTracker, "wandb")
