@@ -156,36 +156,6 @@ class CompletionBody(InferenceBody):
         )
 
 
-class ChatDialect(Dialect):
-    """`POST /chat/completions`: messages are not translated, so answers need not be remembered."""
-
-    error_event = None
-    names: ClassVar[Mapping[str, Sequence[str]]] = dict.fromkeys(
-        ("response_format", "structured_outputs"), FORM_FIELDS
-    )
-
-    def parse(self, body: Any) -> ChatBody:
-        """Read a chat completion request, which may leave the model to the episode."""
-        return validate_body(ChatCompletionBody, body, model="").request()
-
-    def reply(self, answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, Any]:
-        """Return the `chat.completion` object."""
-        first = answers[0].completion
-        reply = {
-            "id": answers[0].id_as("chatcmpl-"),
-            "object": "chat.completion",
-            "created": asked.created,
-            "model": answers[0].model,
-            "choices": [_choice(index, answer, asked) for index, answer in enumerate(answers)],
-            "usage": _total_usage(answers, asked),
-        }
-        return reply | ({"prompt_token_ids": first.prompt_ids} if asked.return_token_ids else {})
-
-    def stream(self, asked: ChatBody) -> Stream:
-        """Return a stream of `chat.completion.chunk` objects."""
-        return _ChatStream(asked)
-
-
 def _choice(index: int, answer: RecordedCompletion, asked: ChatBody) -> dict[str, Any]:
     completion = answer.completion
     has_logprobs = asked.logprobs and completion.logprobs is not None
@@ -199,7 +169,7 @@ def _choice(index: int, answer: RecordedCompletion, asked: ChatBody) -> dict[str
 
 
 class _ChatStream(Stream):
-    """A stream of chunks, with the usage at its end if requested."""
+    """A stream of `chat.completion.chunk` objects, with the usage at its end if requested."""
 
     def __init__(self, asked: ChatBody) -> None:
         super().__init__(asked)
@@ -279,6 +249,33 @@ def _finite(logprob: float) -> float:
     return max(logprob, -9999.0)
 
 
+class ChatDialect(Dialect):
+    """`POST /chat/completions`: messages are not translated, so answers need not be remembered."""
+
+    error_event = None
+    stream = _ChatStream
+    names: ClassVar[Mapping[str, Sequence[str]]] = dict.fromkeys(
+        ("response_format", "structured_outputs"), FORM_FIELDS
+    )
+
+    def parse(self, body: Any) -> ChatBody:
+        """Read a chat completion request, which may leave the model to the episode."""
+        return validate_body(ChatCompletionBody, body, model="").request()
+
+    def reply(self, answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, Any]:
+        """Return the `chat.completion` object."""
+        first = answers[0].completion
+        reply = {
+            "id": answers[0].id_as("chatcmpl-"),
+            "object": "chat.completion",
+            "created": asked.created,
+            "model": answers[0].model,
+            "choices": [_choice(index, answer, asked) for index, answer in enumerate(answers)],
+            "usage": _total_usage(answers, asked),
+        }
+        return reply | ({"prompt_token_ids": first.prompt_ids} if asked.return_token_ids else {})
+
+
 class CompletionsDialect(Dialect):
     """`POST /completions`: one answer for each prompt and repetition, without streams."""
 
@@ -325,7 +322,3 @@ class CompletionsDialect(Dialect):
             "choices": choices,
             "usage": _total_usage(answers, asked),
         }
-
-    def stream(self, asked: ChatBody) -> Stream:
-        """Raise NotImplementedError: `parse` refuses streams."""
-        raise NotImplementedError

@@ -289,6 +289,8 @@ class Dialect(ABC):
     """The event's name for a stream that failed half-way, in APIs that name events."""
     names: ClassVar[Mapping[str, Sequence[str]]] = {}
     """The API's names for fields of a chat completion's request, if they differ."""
+    stream: ClassVar[type[Stream]]
+    """Its streams, with the same content as a reply. An API without streams has none."""
 
     def __init__(self, memory: AnswerMemory) -> None:
         self._memory = memory
@@ -309,10 +311,6 @@ class Dialect(ABC):
     @abstractmethod
     def reply(self, answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, Any]:
         """Return the reply to a request."""
-
-    @abstractmethod
-    def stream(self, asked: ChatBody) -> Stream:
-        """Return a new stream with the same content as a reply."""
 
     @staticmethod
     def error(status: int, message: str, *, param: str | None, code: str | None) -> dict[str, Any]:

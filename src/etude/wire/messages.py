@@ -18,7 +18,6 @@ from etude.wire.dialect import (
     Event,
     Kind,
     RecordedCompletion,
-    Stream,
     arguments_object,
     arguments_text,
     as_parts,
@@ -213,41 +212,6 @@ class MessagesBody(RequestBody):
         )
 
 
-class MessagesDialect(Dialect):
-    """`POST /messages`, for agents that use Anthropic's client."""
-
-    def parse(self, body: Any) -> ChatBody:
-        """Read a request. Raises RequestError for blocks and tools that a chat cannot represent."""
-        asked = validate_body(MessagesBody, body).request()
-        check_conversation(asked.messages, asked.tools)
-        return replace(asked, messages=self._memory.restore(asked.messages))
-
-    def reply(self, answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, Any]:
-        """Return the `message` object."""
-        [answer] = answers
-        completion = answer.completion
-        self._memory.add(completion.message)
-        return _message(answer) | {
-            "content": list(_blocks(completion.message)),
-            **_stop_fields(answer, asked),
-            "usage": _usage(completion.usage.prompt_tokens, completion.usage.completion_tokens),
-        }
-
-    def stream(self, asked: ChatBody) -> Stream:
-        """Return a stream of the message's blocks."""
-        return _MessageStream(asked)
-
-    @staticmethod
-    def error(status: int, message: str, *, param: str | None, code: str | None) -> dict[str, Any]:
-        """Return Anthropic's error object, which has no field for `param`; the message names it."""
-        kind = _ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-        # With this code, the SDK's `tool_runner` sends whole conversations. Here no server stores them.
-        details = {"details": {"error_code": "thread_unsupported_request"}} if param == "thread" else {}
-        if code == "context_length_exceeded":
-            message = f"prompt is too long: {message}"  # Claude Code recognises these words.
-        return {"type": "error", "error": {"type": kind, "message": message, **details}}
-
-
 def _message(heading: AnswerHeader) -> dict[str, Any]:
     return {
         "id": heading.id_as("msg_"),
@@ -295,6 +259,8 @@ def _stop_fields(answer: RecordedCompletion, asked: ChatBody) -> dict[str, str |
 
 
 class _MessageStream(BlockStream):
+    """A stream of the message's blocks."""
+
     def begin(self, index: int, heading: AnswerHeader, prompt_ids: Sequence[int] | None) -> Iterator[Event]:
         yield _event("message_start", message=_message(heading))
 
@@ -325,3 +291,36 @@ class _MessageStream(BlockStream):
 
 def _event(name: str, **fields: Any) -> Event:
     return name, {"type": name, **fields}
+
+
+class MessagesDialect(Dialect):
+    """`POST /messages`, for agents that use Anthropic's client."""
+
+    stream = _MessageStream
+
+    def parse(self, body: Any) -> ChatBody:
+        """Read a request. Raises RequestError for blocks and tools that a chat cannot represent."""
+        asked = validate_body(MessagesBody, body).request()
+        check_conversation(asked.messages, asked.tools)
+        return replace(asked, messages=self._memory.restore(asked.messages))
+
+    def reply(self, answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, Any]:
+        """Return the `message` object."""
+        [answer] = answers
+        completion = answer.completion
+        self._memory.add(completion.message)
+        return _message(answer) | {
+            "content": list(_blocks(completion.message)),
+            **_stop_fields(answer, asked),
+            "usage": _usage(completion.usage.prompt_tokens, completion.usage.completion_tokens),
+        }
+
+    @staticmethod
+    def error(status: int, message: str, *, param: str | None, code: str | None) -> dict[str, Any]:
+        """Return Anthropic's error object, which has no field for `param`; the message names it."""
+        kind = _ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+        # With this code, the SDK's `tool_runner` sends whole conversations. Here no server stores them.
+        details = {"details": {"error_code": "thread_unsupported_request"}} if param == "thread" else {}
+        if code == "context_length_exceeded":
+            message = f"prompt is too long: {message}"  # Claude Code recognises these words.
+        return {"type": "error", "error": {"type": kind, "message": message, **details}}

@@ -21,7 +21,6 @@ from etude.wire.dialect import (
     Event,
     Kind,
     RecordedCompletion,
-    Stream,
     as_parts,
     tool_call,
 )
@@ -192,62 +191,6 @@ class ResponsesBody(RequestBody):
         )
 
 
-class ResponsesDialect(Dialect):
-    """`POST /responses`. A request continues from an earlier answer with `previous_response_id`."""
-
-    names: ClassVar[Mapping[str, Sequence[str]]] = {
-        "messages": ("input",),
-        "response_format": ("text.format",),
-        "reasoning_effort": ("reasoning.effort",),
-        "max_tokens": ("max_output_tokens",),
-    }
-
-    def parse(self, body: Any) -> ChatBody:
-        """Read a request. Raises RequestError for items and tools that a chat cannot represent."""
-        known = validate_body(ResponsesBody, body)
-        asked = known.request()
-        name, head = known.previous_response_id, 1 if known.instructions else 0
-        earlier = () if name is None else self._memory.conversation(name, "previous_response_id").messages
-        messages = (*asked.messages[:head], *earlier, *self._memory.restore(asked.messages[head:]))
-        if not messages:
-            raise RequestError("input must hold at least one message, found none", param="input")
-        try:
-            check_conversation(messages, asked.tools)
-        except RequestError as error:
-            if not (error.param or "").startswith("messages"):
-                raise
-            raise RequestError(f"input: {error}", param="input") from error
-        return replace(asked, messages=messages)
-
-    def reply(self, answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, Any]:
-        """Return the `response` object, and store its conversation by its id."""
-        [answer] = answers
-        completion = answer.completion
-        self._memory.add(completion.message)
-        response = _response(answer, asked)
-        # Instructions apply to one request; the API does not carry them over.
-        own = asked.messages[1 if asked.body.get("instructions") else 0 :]
-        if response["store"]:
-            self._memory.keep(response["id"], replace(asked, messages=(*own, completion.message)))
-        cut, usage = completion.finish_reason == "length", completion.usage
-        return response | {
-            "status": "incomplete" if cut else "completed",
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": list(_output(answer, asked)),
-            "usage": {
-                "input_tokens": usage.prompt_tokens,
-                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-                "output_tokens": usage.completion_tokens,
-                "output_tokens_details": {"reasoning_tokens": 0},
-                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-            },
-        }
-
-    def stream(self, asked: ChatBody) -> Stream:
-        """Return a stream of the response's items, with numbered events."""
-        return _ResponseStream(asked)
-
-
 def _messages(items: Iterable[_Item]) -> list[Message]:
     """Convert the input to chat messages; items of one assistant turn become one message."""
     messages: list[Message] = []
@@ -344,6 +287,8 @@ def _item(heading: AnswerHeader, kind: Kind, text: str, *, status: str) -> dict[
 
 
 class _ResponseStream(BlockStream):
+    """A stream of the response's items, with numbered events."""
+
     def __init__(self, asked: ChatBody) -> None:
         super().__init__(asked)
         self._events = count()
@@ -397,3 +342,57 @@ class _ResponseStream(BlockStream):
 
     def _event(self, type: str, **fields: Any) -> Event:
         return type, {"type": type, "sequence_number": next(self._events), **fields}
+
+
+class ResponsesDialect(Dialect):
+    """`POST /responses`. A request continues from an earlier answer with `previous_response_id`."""
+
+    stream = _ResponseStream
+
+    names: ClassVar[Mapping[str, Sequence[str]]] = {
+        "messages": ("input",),
+        "response_format": ("text.format",),
+        "reasoning_effort": ("reasoning.effort",),
+        "max_tokens": ("max_output_tokens",),
+    }
+
+    def parse(self, body: Any) -> ChatBody:
+        """Read a request. Raises RequestError for items and tools that a chat cannot represent."""
+        known = validate_body(ResponsesBody, body)
+        asked = known.request()
+        name, head = known.previous_response_id, 1 if known.instructions else 0
+        earlier = () if name is None else self._memory.conversation(name, "previous_response_id").messages
+        messages = (*asked.messages[:head], *earlier, *self._memory.restore(asked.messages[head:]))
+        if not messages:
+            raise RequestError("input must hold at least one message, found none", param="input")
+        try:
+            check_conversation(messages, asked.tools)
+        except RequestError as error:
+            if not (error.param or "").startswith("messages"):
+                raise
+            raise RequestError(f"input: {error}", param="input") from error
+        return replace(asked, messages=messages)
+
+    def reply(self, answers: Sequence[RecordedCompletion], asked: ChatBody) -> dict[str, Any]:
+        """Return the `response` object, and store its conversation by its id."""
+        [answer] = answers
+        completion = answer.completion
+        self._memory.add(completion.message)
+        response = _response(answer, asked)
+        # Instructions apply to one request; the API does not carry them over.
+        own = asked.messages[1 if asked.body.get("instructions") else 0 :]
+        if response["store"]:
+            self._memory.keep(response["id"], replace(asked, messages=(*own, completion.message)))
+        cut, usage = completion.finish_reason == "length", completion.usage
+        return response | {
+            "status": "incomplete" if cut else "completed",
+            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "output": list(_output(answer, asked)),
+            "usage": {
+                "input_tokens": usage.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+                "output_tokens": usage.completion_tokens,
+                "output_tokens_details": {"reasoning_tokens": 0},
+                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+            },
+        }
