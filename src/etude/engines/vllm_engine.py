@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -156,28 +156,22 @@ _PLAIN_SAMPLING = {
 """Passed explicitly, because vLLM would otherwise take them from the model's generation config."""
 
 
+@dataclass(eq=False)
 class VllmEngine:
     """One model of vLLM processes: the base model that they serve, or LoRA weights on it."""
 
-    def __init__(
-        self,
-        processes: VllmProcesses,
-        name: str,
-        codec: TextCodec,
-        *,
-        max_tokens: int,
-        wait: float,
-        version: int = 0,
-    ) -> None:
-        """`name` is vLLM's name for the model. A request waits up to `wait` seconds for a process."""
-        self.codec = codec
-        self.version = version
-        self._processes = processes
-        self._name = name
-        self._max_tokens = max_tokens
-        self._wait = wait
+    processes: VllmProcesses
+    name: str
+    """vLLM's name for the model."""
+    codec: TextCodec
+    max_tokens: int
+    wait: float
+    """Seconds that a request waits at most for a process."""
+    version: int = 0
+
+    def __post_init__(self) -> None:
         # An answer of 100,000 tokens, each with the 20 likeliest, takes fewer megabytes.
-        self._client = HttpClient(processes.headers, read_seconds=600.0, megabytes=512.0)
+        self._client = HttpClient(self.processes.headers, read_seconds=600.0, megabytes=512.0)
 
     async def sample(self, request: ChatRequest) -> Completion:
         """Continue a prompt of token ids; wait first if vLLM is restarting.
@@ -191,21 +185,21 @@ class VllmEngine:
             text = await asyncio.to_thread(self.codec.grammars.text, constraint, request.prompt_ids)
             form = {"structured_outputs": {"grammar": text}}
         conversation = request.conversation
-        if not conversation and len(self._processes.processes) > 1:
+        if not conversation and len(self.processes.processes) > 1:
             conversation = beginning_digest(request.prompt_ids[:FIRST_TOKENS])
         # A stream costs vLLM and this process several times as much, so only requests with a listener get
         # one.
         body = self._body(request) | form | {"stream": request.on_delta is not None}
         while True:
-            process = await self._processes.choose(conversation, self._wait, tried)
-            named, heard = body | {"model": process.served_name(self._name)}, list[int]()
+            process = await self.processes.choose(conversation, self.wait, tried)
+            named, heard = body | {"model": process.served_name(self.name)}, list[int]()
             try:
                 completion = await self._sample_at(request, process.base_url, named, heard)
             except EngineAway:
                 process.failed += 1
                 tried.add(process)
                 # A listener that has received tokens cannot be sent others.
-                if (heard and request.on_delta) or tried.issuperset(self._processes.ready()):
+                if (heard and request.on_delta) or tried.issuperset(self.processes.ready()):
                     raise
             else:
                 process.answered += 1
@@ -245,7 +239,7 @@ class VllmEngine:
 
     async def complete(self, request: ChatRequest) -> Completion:
         """Sample one assistant message. Raises EngineError."""
-        if len(self._processes.processes) > 1:
+        if len(self.processes.processes) > 1:
             request = replace(request, conversation=conversation_key(request))
         return await sample_message(self, request)
 
@@ -255,7 +249,7 @@ class VllmEngine:
 
     def _body(self, request: ChatRequest) -> dict[str, Any]:
         sampling, room = request.sampling, self.codec.max_context - len(request.prompt_ids)
-        wanted = self._max_tokens if sampling.max_tokens is None else sampling.max_tokens
+        wanted = self.max_tokens if sampling.max_tokens is None else sampling.max_tokens
         return _PLAIN_SAMPLING | {
             "prompt": list(request.prompt_ids),
             "max_tokens": min(wanted, room),

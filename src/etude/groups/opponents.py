@@ -7,7 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from etude.config import registry
@@ -29,6 +29,7 @@ MakeEngine = Callable[[ModelVersion | None], Awaitable[Engine]]
 """A function that makes an engine for a version. None stands for the model as configured."""
 
 
+@dataclass(eq=False)
 class OpponentPool(Engine):
     """An engine that samples each episode from one earlier version of a model.
 
@@ -36,18 +37,17 @@ class OpponentPool(Engine):
     run's seed and the episode's id alone, so a resumed run draws the same version.
     """
 
-    def __init__(
-        self, name: str, config: OpponentsConfig, journal: Journal | None, seed: int, make: MakeEngine
-    ) -> None:
-        """Create the pool of the entry `name` of `llms`."""
-        self.name = name
-        self.config = config
-        self._journal = journal
-        self._seed = seed
+    name: str
+    """The entry of `llms`."""
+    config: OpponentsConfig
+    journal: Journal | None
+    seed: int
+    make: MakeEngine
+    outside: ModelVersion | None = None
+    """The version that plays outside of training and validation; None is the model as configured."""
+
+    def __post_init__(self) -> None:
         self._log: ModelLog | None = None
-        self._make = make
-        self.outside: ModelVersion | None = None
-        """The version that plays outside of training and validation; None is the model as configured."""
         self._engines: dict[int, Engine] = {}
         self._pools: dict[str, list[ModelVersion]] = {}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -66,12 +66,12 @@ class OpponentPool(Engine):
         episode, version = request.conversation, self.outside
         if (match := _PHASE.match(episode)) is not None:
             versions = await self._pool(match[0])
-            drawn = generator(self._seed, "opponents", self.name, episode)
+            drawn = generator(self.seed, "opponents", self.name, episode)
             version = drawn.choice(versions) if versions else None
         number = 0 if version is None else version.number
         async with self._locks[f"engine {number}"]:
             if number not in self._engines:
-                self._engines[number] = await self._make(version)
+                self._engines[number] = await self.make(version)
             engine = self._engines[number]
         return replace(await engine.complete(request), model_version=number)
 
@@ -93,7 +93,7 @@ class OpponentPool(Engine):
         async with self._locks[phase]:
             if phase not in self._pools:
                 key = f"opponents/{self.name}/{phase}"
-                stored = [] if self._journal is None else await self._journal.step(key, members)
+                stored = [] if self.journal is None else await self.journal.step(key, members)
                 self._pools[phase] = [ModelVersion.model_validate(version) for version in stored]
         return self._pools[phase]
 

@@ -46,33 +46,26 @@ _BEATS_PER_SECOND = 100
 four per second, a thousand idle runners would use all of its time and more."""
 
 
+@dataclass(eq=False)
 class RunnerPool:
     """Plays episodes in runners. Each runner plays a bounded number of them at a time."""
 
-    def __init__(
-        self,
-        head: Head,
-        launcher: Launcher,
-        scorer: Scorer,
-        build: Mapping[str, Any],
-        *,
-        logs: Path,
-        runners: int,
-        episodes_each: int,
-    ) -> None:
-        """Set up the pool. Runners build the agent from `build` and score with `scorer`.
+    head: Head
+    launcher: Launcher
+    scorer: Scorer
+    """Tells which scores are missing. Runners have their own."""
+    build: dict[str, Any]
+    """Parameters for building the agent and its scorer in a runner."""
+    logs: Path
+    """The folder of the files with their output."""
+    runners: int
+    episodes_each: int
+    playing: dict[str, float] = field(default_factory=dict)
+    """The episodes given to runners, and their start times by the monotonic clock."""
 
-        The output of each goes to a file in the folder `logs`.
-        """
-        self._head = head
-        self._launcher = launcher
-        self._scorer = scorer
-        self._build = dict(build)
-        self._logs = logs
-        self.places = RunnerSlots(runners, episodes_each)
-        self.playing: dict[str, float] = {}
-        """The episodes given to runners, and their start times by the monotonic clock."""
-        self._beat_seconds = max(_BEAT_SECONDS, runners / _BEATS_PER_SECOND)
+    def __post_init__(self) -> None:
+        self.places = RunnerSlots(self.runners, self.episodes_each)
+        self._beat_seconds = max(_BEAT_SECONDS, self.runners / _BEATS_PER_SECOND)
         self._exits = AsyncExitStack()
         self._address = ""
         self._expected: dict[int, tuple[bytes, asyncio.Future[Stream]]] = {}
@@ -82,7 +75,7 @@ class RunnerPool:
     async def __aenter__(self) -> RunnerPool:
         await self._exits.__aenter__()
         allow_open_files()
-        host = self._launcher.address or "127.0.0.1"
+        host = self.launcher.address or "127.0.0.1"
         # All runners may connect at the same moment.
         server = await asyncio.start_server(self._accept, host, 0, backlog=100 + len(self.places))
         self._address = f"{host}:{server.sockets[0].getsockname()[1]}"
@@ -108,16 +101,16 @@ class RunnerPool:
         try:
             return await self._play(job)
         finally:
-            self._head.forget(job.id)
+            self.head.forget(job.id)
 
     async def _play(self, job: EpisodeJob) -> EpisodeRecord:
         deaths, suspected, is_played = 0, False, False
         while True:
-            record = read_episode(self._head.journal, job.id, job.example)
-            if record is not None and (record.failure is not None or not self._scorer.missing(record)):
+            record = read_episode(self.head.journal, job.id, job.example)
+            if record is not None and (record.failure is not None or not self.scorer.missing(record)):
                 return record
             if is_played:
-                raise StoreError(f"{self._head.journal.path} lacks {job.id}, which a runner finished")
+                raise StoreError(f"{self.head.journal.path} lacks {job.id}, which a runner finished")
             async with self.places.take(alone=suspected) as place:
                 try:
                     runner = await self._runner_at(place, alone=suspected, fresh=deaths > 0)
@@ -125,9 +118,9 @@ class RunnerPool:
                         continue  # Another place may have room before this one has a runner.
                     self.playing[job.id] = time.monotonic()
                     # Its calls and scores, and the episode itself if only a score is missing.
-                    stored = self._head.journal.get(job.id)
+                    stored = self.head.journal.get(job.id)
                     own = {} if stored is None else {job.id: stored}
-                    await runner.play(job, own | dict(self._head.journal.scan(f"{job.id}/")))
+                    await runner.play(job, own | dict(self.head.journal.scan(f"{job.id}/")))
                     is_played = True
                     continue
                 except RunnerDied as error:
@@ -196,7 +189,7 @@ class RunnerPool:
         calling: asyncio.Future[Stream] = asyncio.get_running_loop().create_future()
         self._expected[number] = key, calling
         invitation = RunnerInvitation(self._address, number, key.hex())
-        process = await self._launcher.launch(invitation, self._logs / f"{place.number}.log")
+        process = await self.launcher.launch(invitation, self.logs / f"{place.number}.log")
         place.process = process
         ending = asyncio.ensure_future(process.wait())
         runner: RemoteRunner | None = None
@@ -208,8 +201,8 @@ class RunnerPool:
                     last_words = last_exception(process.log, process.begin) or last_lines(process.log)
                     end = ending.result()
                     raise RunnerDied(replace(end, how=f"{end.how}: {last_words}\nits log: {process.log}"))
-                runner = RemoteRunner(self._head, calling.result(), process, self._beat_seconds)
-                await runner.build(self._build)
+                runner = RemoteRunner(self.head, calling.result(), process, self._beat_seconds)
+                await runner.build(self.build)
         except BaseException:
             process.kill()
             if runner is not None:
@@ -232,11 +225,11 @@ class RunnerPool:
 
     async def _give_up(self, job: EpisodeJob, death: RunnerDied) -> None:
         """Record as a failure that the episode, or its scoring, ended its process."""
-        journal = self._head.journal
+        journal = self.head.journal
         record = read_episode(journal, job.id, job.example)
         reason = f"the process that played it {death}; its log: {death.log}"
         if record is not None:
-            await self._scorer.give_up(make_item(record), reason.replace("played", "scored"))
+            await self.scorer.give_up(make_item(record), reason.replace("played", "scored"))
             return
         prefix, reader = call_key(job.id, ""), CallReader(journal, job.id)
         names = [key.removeprefix(prefix) for key, _ in journal.scan(prefix)]

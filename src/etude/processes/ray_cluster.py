@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
+from etude.config.builder import Builder
 from etude.config.component import ClusterConfig
 from etude.config.registry import register_cluster
 from etude.config.schema import Config
@@ -22,9 +22,6 @@ from etude.core.errors import EngineError, RequestError, first_line, require_ext
 from etude.engines.programs import Launcher
 from etude.processes.pool import Cluster
 from etude.processes.ray_nodes import ROOM_SECONDS, RayLauncher
-
-if TYPE_CHECKING:
-    from etude.config.builder import Builder
 
 _ANSWER_SECONDS = 10.0
 """Seconds for a cluster to answer while somebody waits for it."""
@@ -161,29 +158,24 @@ async def ray_places(
     room = {"CPU": 1.0} | ({"GPU": gpus} if gpus else {})
     group = placement_group([room] * count, strategy="PACK")
     try:
-        if not await _ready(group):
+        try:
+            async with asyncio.timeout(ROOM_SECONDS):
+                while not await asyncio.to_thread(group.wait, _PAUSE_SECONDS):
+                    pass
+        except TimeoutError as error:
             words = " and ".join(f"{amount:g} {name}" for name, amount in room.items())
             alive = [node["Resources"] for node in ray.nodes() if node["Alive"]]
             rooms = "; ".join(f"{node.get('CPU', 0):g} CPU, {node.get('GPU', 0):g} GPU" for node in alive)
             raise EngineError(
                 f"the cluster had no room for {count} processes of {words} within {ROOM_SECONDS:g} s: it has "
                 f"{len(alive)} nodes ({rooms}); add nodes, or ask for fewer"
-            )
+            ) from error
         yield [
             RayLauncher(1.0, gpus, strategy=PlacementGroupSchedulingStrategy(group, index))
             for index in range(count)
         ]
     finally:
         remove_placement_group(group)
-
-
-async def _ready(group: Any) -> bool:
-    """Wait for a placement group. Return whether it has its room in time."""
-    end = time.monotonic() + ROOM_SECONDS
-    while not await asyncio.to_thread(group.wait, _PAUSE_SECONDS):
-        if time.monotonic() >= end:
-            return False
-    return True
 
 
 @register_cluster(config_type=RayConfig)
