@@ -1,7 +1,5 @@
 """Versions missing on disk, trained again in a copy of their run from the episodes in its journal."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import tempfile

@@ -1,7 +1,5 @@
 """The runtime: the parts of one run, assembled from its config."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field

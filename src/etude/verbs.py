@@ -4,8 +4,6 @@ Each is a coroutine function (`train_async`) and a function that waits for it (`
 works in a notebook cell and while an event loop runs.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import functools

@@ -1,7 +1,5 @@
 """Plays of a protocol, and other episodes of several agents: each agent's calls, earnings and choices."""
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence

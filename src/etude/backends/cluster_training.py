@@ -1,7 +1,5 @@
 """Jobs of the adapter `local` that processes on the nodes of a cluster train."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import shutil

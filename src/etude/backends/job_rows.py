@@ -1,7 +1,5 @@
 """The rows of training files as units: samples, pairs, or groups of samples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
 from typing import TypeVar

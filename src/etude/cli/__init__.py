@@ -1,7 +1,5 @@
 """The command line: parsing and printing only."""
 
-from __future__ import annotations
-
 
 def main() -> None:
     """Run the program `etude`."""

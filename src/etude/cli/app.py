@@ -1,7 +1,5 @@
 """The program's commands. Nothing slow is imported here: each command imports the modules it needs."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import logging
 import warnings

@@ -1,7 +1,5 @@
 """Parts that all commands share: options, work that can be stopped, and errors with exit codes."""
 
-from __future__ import annotations
-
 import errno
 import functools
 import json

@@ -1,7 +1,5 @@
 """`etude serve MODEL`: the language-model server."""
 
-from __future__ import annotations
-
 import logging
 import os
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 A workflow may also supply parts of a config, so that an environment needs only one line.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -3,8 +3,6 @@
 Each row comes with its place. A problem with a file is a DatasetError that names the place.
 """
 
-from __future__ import annotations
-
 import csv
 from collections import Counter
 from collections.abc import Iterable, Iterator

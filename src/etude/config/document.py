@@ -1,7 +1,5 @@
 """A config as written: YAML with the position of each key, and overrides from the command line."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

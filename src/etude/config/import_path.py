@@ -1,7 +1,5 @@
 """Import paths: `package.module:name` names a Python object in a config. Also who owns a module or a file."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import re

@@ -1,7 +1,5 @@
 """Loads a file into a validated config, and writes a config back as text without its secrets."""
 
-from __future__ import annotations
-
 import math
 import os
 import re

@@ -4,8 +4,6 @@ Components register themselves when their module is imported. Installed packages
 entry-point group `etude.components`. They are imported once, on the first lookup.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import inspect
 import sys

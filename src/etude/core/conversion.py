@@ -4,8 +4,6 @@ A user's builder makes trajectories, and a user's adapter takes them; Etude's ow
 Everything that a gradient depends on is a typed field on both sides; `metadata` is for people.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Sequence

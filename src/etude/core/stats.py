@@ -8,8 +8,6 @@ lie in [0, 1], or else in [-1, 1], this range counts as their bounds. All other 
 interval, cut off at a bound that exists on only one side.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Code that may block or hang: functions in threads, and the event loop of a whole program."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import contextvars

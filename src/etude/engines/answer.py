@@ -1,7 +1,5 @@
 """The interface of token engines, and how sampled tokens become a message, at once or streamed."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The embedded engine: samples from a policy in this process, many requests at once."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading

@@ -3,8 +3,6 @@
 Import this module only to use a client: other commands should not wait for aiohttp.
 """
 
-from __future__ import annotations
-
 import asyncio
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping

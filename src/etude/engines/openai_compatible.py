@@ -1,7 +1,5 @@
 """Models behind endpoints with OpenAI's chat completions API: how the providers differ, config and engine."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Rows being sampled, and the draw of their next tokens, which does not depend on the batch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The engine for vLLM processes, one per device: token ids in, token ids out."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A `vllm serve` process: started, watched, restarted after a crash or hang, and stopped."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """Model groups: the agents that share one trainable model, and that model's versions."""
 
-from __future__ import annotations
-
 from etude.backends.lm_server import LanguageModelClient as LanguageModelClient
 from etude.backends.state_folders import JobNameTakenError as JobNameTakenError
 from etude.core.job import DryRun as DryRun

@@ -1,7 +1,5 @@
 """The agents of a group: the settings that they share, and a job's training data from their episodes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self

@@ -1,7 +1,5 @@
 """The versions of a model, and the jobs that make the next one."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections.abc import Callable

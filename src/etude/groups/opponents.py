@@ -1,7 +1,5 @@
 """Opponents: earlier versions of a trained model that play one agent, drawn anew for each episode."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections import defaultdict

@@ -6,8 +6,6 @@ Each model family writes them in its own syntax. The `renderers` package has par
 like `<parameter=on>True</parameter>`; the tool's schema then gives the type.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import logging

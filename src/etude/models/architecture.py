@@ -1,7 +1,5 @@
 """A model's architecture: its kinds of layers, LoRA weights on them, and whether Etude can use it."""
 
-from __future__ import annotations
-
 import threading
 from inspect import signature
 from typing import Any

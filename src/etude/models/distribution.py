@@ -4,8 +4,6 @@ The engine draws from it, and the learner computes it again for each sampled tok
 order is vLLM's: constraint, `min_tokens`, `logit_bias`, penalties, temperature, `min_p`, `top_k`, `top_p`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import chain

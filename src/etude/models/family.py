@@ -5,8 +5,6 @@ the `renderers` package, or for a known syntax. A family of `renderers` that ext
 template does also extends prompts.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress

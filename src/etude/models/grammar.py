@@ -1,7 +1,5 @@
 """Grammars of answers: constraints compiled for one tokenizer, by llguidance."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Sequence

@@ -4,8 +4,6 @@
 this copy if the hub does not answer and its cache has none.
 """
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 import sys

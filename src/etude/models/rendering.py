@@ -1,7 +1,5 @@
 """Rendering with a chat template: messages to text, and text to token ids."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import re

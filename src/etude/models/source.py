@@ -1,7 +1,5 @@
 """The source of a model (a folder, a GGUF file, or a name on the hub) and a run's record of its files."""
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import os

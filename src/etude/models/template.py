@@ -4,8 +4,6 @@ A conversation's tokens are kept and extended. Only new messages are rendered an
 tokens stay exactly as they were sampled.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

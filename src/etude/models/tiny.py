@@ -4,8 +4,6 @@ The model is a stock Llama of about 0.15 million parameters. Its byte-level toke
 texts of its task, and its chat template supports tools. Nothing is downloaded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain

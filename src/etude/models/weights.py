@@ -3,8 +3,6 @@
 A model's files must match its config: no weight may be missing, and none may be unused.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterable, Iterator, Mapping

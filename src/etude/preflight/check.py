@@ -1,7 +1,5 @@
 """The checks of a config, without sampling or loading weights; and of the installation and its services."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib.metadata
 import os

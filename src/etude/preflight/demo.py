@@ -3,8 +3,6 @@
 It uses the functions that any run uses.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

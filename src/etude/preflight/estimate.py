@@ -1,7 +1,5 @@
 """The tokens and money that a run would take, measured on a few played episodes."""
 
-from __future__ import annotations
-
 import functools
 import math
 import tempfile

@@ -1,7 +1,5 @@
 """Findings: the results of checks, each with a status."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The check of a local model from its config and tokenizer, without loading its weights."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from typing import Any

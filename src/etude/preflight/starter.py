@@ -1,7 +1,5 @@
 """The files of a new project."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The head's side of runners: answers them, shares episodes among them, and notices dead ones."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

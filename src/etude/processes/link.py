@@ -4,8 +4,6 @@ Both ends ask each other, many questions at a time, and may cancel a question. A
 only sent if the other end does not know them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import hashlib

@@ -1,7 +1,5 @@
 """The component `cluster: {_type: ray}`: the connection, and places for runners and learners on the nodes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -3,8 +3,6 @@
 If the actor dies, with its node or its driver, its program ends.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """Sends a config and its examples to other processes, and builds the config's agent."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

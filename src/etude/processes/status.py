@@ -3,8 +3,6 @@
 If a run makes no progress, the watchdog says what the run waits for, and at last ends the run.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket

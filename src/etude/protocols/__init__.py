@@ -1,7 +1,5 @@
 """Protocols: multi-agent exchanges as data, and how they are played."""
 
-from __future__ import annotations
-
 from etude.protocols.branching import most_calls as most_calls
 from etude.protocols.catalog import adp as adp
 from etude.protocols.catalog import debate as debate

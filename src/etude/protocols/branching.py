@@ -1,7 +1,5 @@
 """The growth of an episode tree: its branching widths, and the play of each round on all branches at once."""
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The named protocols, as plain functions of their parameters, and their payoffs."""
 
-from __future__ import annotations
-
 import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence

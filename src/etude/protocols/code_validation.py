@@ -5,8 +5,6 @@ protocols have prompts too. All `$names` but `$question` and `$solution` stay th
 turns, so that its prompts extend each other.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from string import Template
 from types import MappingProxyType

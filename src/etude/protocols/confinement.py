@@ -7,8 +7,6 @@ with the reports, only its own result gets worse. Everything not listed here is 
 calls that the kernel has gained since.
 """
 
-from __future__ import annotations
-
 import builtins
 import ctypes
 import errno

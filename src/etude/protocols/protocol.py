@@ -1,7 +1,5 @@
 """A protocol as data: who speaks when, who hears it, who decides on which scale, and the payoffs."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """An agent's view of a play, and scenarios: the prompts, answer format and right verdicts of a task."""
 
-from __future__ import annotations
-
 import re
 import typing
 from collections.abc import Mapping, Sequence

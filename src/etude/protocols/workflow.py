@@ -1,7 +1,5 @@
 """The workflow that plays a protocol, the lookup of protocols and scenarios by name, and their components."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections import Counter

@@ -1,7 +1,5 @@
 """Datasets: rows from files, the hub or Python, and the examples made from them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace

@@ -3,8 +3,6 @@
 It can also rescore stored episodes with other evaluators, and forget failures so that they are retried.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from abc import ABC, abstractmethod

@@ -4,8 +4,6 @@
 `_type: measured` reads scores that the run recorded.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import inspect

@@ -5,8 +5,6 @@ of one example against each other. The idea is RULER's (OpenPipe, 2025): to rank
 easier than to grade each alone, and relative scores within a group are all that GRPO needs.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass

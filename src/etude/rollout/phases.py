@@ -1,7 +1,5 @@
 """Phases: the epochs, validations and warm-ups that episodes are collected for, and an epoch's examples."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager

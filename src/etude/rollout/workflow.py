@@ -1,7 +1,5 @@
 """The workflow: the user's agent code, or a ready agent that answers a prompt and calls tools."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

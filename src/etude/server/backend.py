@@ -1,7 +1,5 @@
 """The backends that load models: into this process, or into a vLLM that the server runs."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import shlex

@@ -1,7 +1,5 @@
 """The server's SQLite database: tables, row ids, and lists in pages."""
 
-from __future__ import annotations
-
 import secrets
 import sqlite3
 from collections.abc import Callable, Sequence

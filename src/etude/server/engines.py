@@ -1,7 +1,5 @@
 """The engines in memory, one per requested model, and the inference routes over them."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets

@@ -1,7 +1,5 @@
 """The files of `/v1/files`: training data, checked line by line."""
 
-from __future__ import annotations
-
 import codecs
 import shutil
 import time

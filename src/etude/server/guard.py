@@ -1,7 +1,5 @@
 """Access, size limits, error answers and metrics, which all routes share."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping

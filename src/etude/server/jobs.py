@@ -1,7 +1,5 @@
 """The training jobs: a queue in the database, a folder for each job, and the routes `/v1/fine_tuning`."""
 
-from __future__ import annotations
-
 import math
 import secrets
 import time

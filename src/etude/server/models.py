@@ -1,7 +1,5 @@
 """The models that a server knows: its base model and those made by jobs. Clients can export them."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import tarfile

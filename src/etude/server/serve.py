@@ -1,7 +1,5 @@
 """The server as an ASGI application: its parts put together, its smaller routes, and its run loop."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import os

@@ -4,8 +4,6 @@ Its model card is README.md with the front matter that model hubs read, made fro
 publication, and names no folder of this machine.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Python's `logging` in Etude's processes: records of user code are shown next to the progress."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from pathlib import Path

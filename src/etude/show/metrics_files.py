@@ -7,8 +7,6 @@ curriculum_state.json:    the curriculum after the last epoch, if there is one
 reward_plot.png:          the rewards, drawn at the end; needs matplotlib, the extra `plots`
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Callable, Iterable

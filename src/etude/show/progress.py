@@ -1,7 +1,5 @@
 """Displays of a run's progress, as lines or as JSON."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -7,8 +7,6 @@ again if the process was killed meanwhile. An unreachable tracker is tried again
 nothing else.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import secrets

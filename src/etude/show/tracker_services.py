@@ -1,7 +1,5 @@
 """The trackers for MLflow, TensorBoard and Weights & Biases, and a user's own."""
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import os

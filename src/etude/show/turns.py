@@ -4,8 +4,6 @@ A play is shown as the nodes of its tree. Other episodes are shown as calls and 
 result.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

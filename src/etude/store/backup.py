@@ -4,8 +4,6 @@ SQLite's backup API copies the journal. If a file changes meanwhile, the copy st
 journal and files belong together.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -5,8 +5,6 @@ queue up during a commit, and during one turn of the event loop. So all steps in
 commit.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -9,8 +9,6 @@ Phases with episodes are named `eval`, `validation/5` and `train/3`. `train/3.2`
 its kind for an epoch.
 """
 
-from __future__ import annotations
-
 import binascii
 import json
 import re

@@ -1,7 +1,5 @@
 """Runs seen from outside: how far each has come, its versions by their names, and how several runs differ."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -4,8 +4,6 @@ Only the user may read the files that a run or a server writes, whatever the uma
 digests of its files, so that a changed file is noticed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The histories and the training jobs of a run, as the records in its journal tell them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

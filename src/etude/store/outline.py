@@ -1,7 +1,5 @@
 """Outlines of episodes, for long lists: they are read without decoding the calls. Also the query language."""
 
-from __future__ import annotations
-
 import json
 import operator
 import re

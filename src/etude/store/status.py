@@ -1,7 +1,5 @@
 """The status that a run publishes in its folder while it runs: its processes, models and queues."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import time

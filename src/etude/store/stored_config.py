@@ -1,7 +1,5 @@
 """The request behind a stored run: its config, readable without its agent, and its evaluation request."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ The link that `etude view` prints has a key. Opening it sets a cookie with the k
 without the key.
 """
 
-from __future__ import annotations
-
 import secrets
 import socket
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The pages of episodes: phases, their groups, and an episode as turns, as a tree, and as exact tokens."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """The parts of pages: the runs, templates that escape everything, and formats of numbers and times."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -1,7 +1,5 @@
 """The pages of runs: their list, and the overview of one with columns of data for its charts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@
 {"request": {"model": ..., "messages": [...]}, "response": {"object": "chat.completion", "choices": [...]}}
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence

@@ -3,8 +3,6 @@
 `workflow: {_type: gym, id: FrozenLake-v1}` or `workflow: {_type: textarena, id: Nim-v0, …}`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import math

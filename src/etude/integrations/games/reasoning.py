@@ -1,7 +1,5 @@
 """The workflow for reasoning-gym's tasks: `workflow: {_type: reasoning_gym, task: gcd}`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field

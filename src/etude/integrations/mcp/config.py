@@ -1,7 +1,5 @@
 """The config of an MCP server: its command or address."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

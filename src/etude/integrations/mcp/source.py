@@ -1,7 +1,5 @@
 """The tools of an MCP server in a run: a session for each episode, or one for all."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json
