@@ -5,12 +5,10 @@ exactly the tokens of the earlier call: its prompt and its sampled tokens. Any o
 Answers cut off at the token limit can be left out.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from etude.core.call import Call, continues
 from etude.core.conversion import thinking_key
@@ -310,7 +308,7 @@ class UnitGroup:
         return [unit for unit in self.units if isinstance(unit, Sample)]
 
     @classmethod
-    def from_pairs(cls, pairs: Sequence[Pair]) -> UnitGroup:
+    def from_pairs(cls, pairs: Sequence[Pair]) -> Self:
         """Return pairs of answers, judged by the values of all their sides."""
         return cls(pairs, [sample.reward for pair in pairs for sample in pair.samples])
 

@@ -1,7 +1,5 @@
 """The builder, which builds each component of a config once."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 from collections import defaultdict
@@ -9,7 +7,7 @@ from collections.abc import Callable, Mapping
 from copy import copy
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 from etude.config import registry
@@ -52,7 +50,7 @@ class Builder:
         self._awaited: defaultdict[str, list[str]] = defaultdict(list)
         """By the component that is being built, those it waits for."""
 
-    async def __aenter__(self) -> Builder:
+    async def __aenter__(self) -> Self:
         await self._exits.__aenter__()
         return self
 

@@ -3,13 +3,11 @@
 Names and defaults follow the NeMo Agent Toolkit harness. Every bound is checked.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
@@ -56,7 +54,7 @@ class UntilConfig(DataModel, revalidate_instances="always"):
     """End when the loss falls to this, in nats for each token that the assistant said."""
 
     @model_validator(mode="after")
-    def _check_measurement(self) -> UntilConfig:
+    def _check_measurement(self) -> Self:
         if (self.reward is None) == (self.loss is None):
             raise ValueError("set either `reward` or `loss`")
         return self
@@ -92,7 +90,7 @@ class WarmUpConfig(DataModel, revalidate_instances="always"):
     """The most training examples to measure the reward on: the first ones."""
 
     @model_validator(mode="after")
-    def _check_end(self) -> WarmUpConfig:
+    def _check_end(self) -> Self:
         if (self.until is None) == (self.steps is None):
             raise ValueError("set either `until` or `steps`: one of them ends the warm-up")
         return self
@@ -276,7 +274,7 @@ class FinetuneConfig(DataModel, revalidate_instances="always"):
         return FinetuneRunConfig() if value is None else value
 
     @model_validator(mode="after")
-    def _fill_in_defaults(self) -> FinetuneConfig:
+    def _fill_in_defaults(self) -> Self:
         for key, name in SHIPPED.items():
             if self.enabled and getattr(self, key) is None:
                 self.__dict__[key] = name
@@ -294,7 +292,7 @@ class FinetuneConfig(DataModel, revalidate_instances="always"):
         name: str | None = getattr(self, key) if key in self.model_fields_set else None
         return name
 
-    def for_target(self, name: str) -> FinetuneConfig:
+    def for_target(self, name: str) -> Self:
         """Return the block as it would be if `name` were the only model that is trained.
 
         Raises KeyError if there is no such target.

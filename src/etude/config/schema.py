@@ -1,10 +1,8 @@
 """The whole config, validated, and the names in it of its other parts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field, PrivateAttr, SerializeAsAny, field_validator, model_validator
 
@@ -100,7 +98,7 @@ class EvalGeneralConfig(BaseModel, extra="forbid", frozen=True):
     MemoryError. By default there is no limit."""
 
     @model_validator(mode="after")
-    def _check_runners(self) -> EvalGeneralConfig:
+    def _check_runners(self) -> Self:
         for name in ("runners", "runner_memory"):
             if self.isolation != "process" and getattr(self, name) is not None:
                 raise ValueError(f"`{name}` is for processes that play episodes: set isolation: process too")

@@ -3,14 +3,12 @@
 The record is the finished value. A workflow receives the live object, `etude.rollout.Episode`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import reduce
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 from etude.core.call import NO_USAGE, Call, Usage, continues
 from etude.core.data_model import text_id
@@ -37,7 +35,7 @@ class Example:
         if not isinstance(self.inputs, Mapping):
             raise ValueError(f"the inputs of example {self.id!r} are no mapping: {self.inputs!r:.80}")
 
-    def copy(self) -> Example:
+    def copy(self) -> Self:
         """Return a copy for one reader, whose changes reach nobody else. What cannot be copied is shared."""
         inputs = {name: _deepcopy_or_share(value) for name, value in self.inputs.items()}
         return replace(self, inputs=inputs, expected=_deepcopy_or_share(self.expected))

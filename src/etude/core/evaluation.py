@@ -1,12 +1,10 @@
 """The values of an evaluation run: episodes in, scores out."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable
 from itertools import compress
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Self, TypeAlias
 
 from pydantic import AfterValidator, Field
 
@@ -159,7 +157,7 @@ class EvaluationRunOutput(DataModel):
         waited = round(self.waited_seconds, 3)
         return {"attempts": attempts, "retried": dict(self.retried), "waited_seconds": waited}
 
-    def scored_by(self, evaluator: str) -> EvaluationRunOutput:
+    def scored_by(self, evaluator: str) -> Self:
         """Return the output without the episodes that the evaluator has not scored.
 
         The items of `eval_input` and of all evaluators keep their common order. An evaluator that did not run

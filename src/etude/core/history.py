@@ -1,7 +1,5 @@
 """The history of a training run: the results of each epoch and each validation, as journalled."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, ClassVar, Literal, Self, TypeAlias
@@ -289,7 +287,7 @@ class History(BaseModel, frozen=True):
         """The epochs that had nothing to train on."""
         return [entry for entry in self.epochs if entry.skipped is not None]
 
-    def until(self, epoch: int) -> History:
+    def until(self, epoch: int) -> Self:
         """Return the history as it was after `epoch` and the validation that followed it."""
         return self.model_copy(
             update={

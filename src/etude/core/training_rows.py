@@ -4,10 +4,8 @@
 example, with token ids and logprobs as sampled, for any algorithm that learns from these.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -36,7 +34,7 @@ class RowFunction(_Row):
     """JSON text of an object."""
 
     @model_validator(mode="after")
-    def _has_arguments(self) -> RowFunction:
+    def _has_arguments(self) -> Self:
         try:
             tool_arguments({"name": self.name, "arguments": self.arguments}, unique_keys=True)
         except RequestError as error:
@@ -74,7 +72,7 @@ class RowMessage(_Row):
     """Assistant messages: 0 if the message is context and not learned."""
 
     @model_validator(mode="after")
-    def _says_something(self) -> RowMessage:
+    def _says_something(self) -> Self:
         texts = (self.content, self.refusal, self.reasoning_content)
         if all(text is None for text in texts) and not self.tool_calls:
             raise ValueError("a message needs a content, or tool_calls")
@@ -107,7 +105,7 @@ class SupervisedRow(DpoInput):
     """A conversation to imitate. The assistant's messages are learned, except those with weight 0."""
 
     @model_validator(mode="after")
-    def _teaches_something(self) -> SupervisedRow:
+    def _teaches_something(self) -> Self:
         if not any(message.role == "assistant" and message.weight != 0 for message in self.messages):
             raise ValueError("there is no message of the role assistant to learn")
         return self
@@ -121,7 +119,7 @@ class DpoRow(_Row):
     non_preferred_output: list[RowMessage] = Field(min_length=1, max_length=1)
 
     @model_validator(mode="after")
-    def _answers(self) -> DpoRow:
+    def _answers(self) -> Self:
         if any(
             message.role != "assistant" for message in (*self.preferred_output, *self.non_preferred_output)
         ):
@@ -150,7 +148,7 @@ class GrpoTurn(_Row):
     """`length` for an answer that was cut off."""
 
     @model_validator(mode="after")
-    def _one_number_a_token(self) -> GrpoTurn:
+    def _one_number_a_token(self) -> Self:
         for name in PER_TOKEN:
             values = getattr(self, name)
             if values is not None and len(values) != len(self.token_ids):
@@ -169,13 +167,13 @@ class GrpoTrajectory(_Row):
     """The id that all branches of one episode share. They count once in the group's mean."""
 
     @model_validator(mode="after")
-    def _one_reward_a_turn(self) -> GrpoTrajectory:
+    def _one_reward_a_turn(self) -> Self:
         if self.shaped_rewards is not None and len(self.shaped_rewards) != len(self.turns):
             raise ValueError(f"{len(self.shaped_rewards)} shaped_rewards for {len(self.turns)} turns")
         return self
 
     @classmethod
-    def from_sample(cls, sample: Sample) -> GrpoTrajectory:
+    def from_sample(cls, sample: Sample) -> Self:
         """Return the entry of a sample that has token ids and logprobs."""
         turns = [
             GrpoTurn(
@@ -205,7 +203,7 @@ class GrpoRow(_Row):
     trajectories: tuple[GrpoTrajectory, ...] = Field(min_length=1)
 
     @classmethod
-    def from_group(cls, group: Sequence[Sample]) -> GrpoRow:
+    def from_group(cls, group: Sequence[Sample]) -> Self:
         """Return the row of a group of samples that have token ids and logprobs."""
         return cls(trajectories=tuple(map(GrpoTrajectory.from_sample, group)))
 

@@ -4,10 +4,8 @@ Names and meanings follow the finetuning harness of the NeMo Agent Toolkit. Etud
 data, and tool messages that stay tool messages.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, Self, TypeAlias
 
 from pydantic import BeforeValidator, FiniteFloat, model_validator
 
@@ -70,7 +68,7 @@ class EpisodeItem(DataModel):
         return self.role is EpisodeItemRole.ASSISTANT and not self.given
 
     @model_validator(mode="after")
-    def _assistant_has_logprobs(self) -> EpisodeItem:
+    def _assistant_has_logprobs(self) -> Self:
         if self.role is EpisodeItemRole.ASSISTANT and self.logprobs is None:
             raise ValueError("logprobs must be provided for assistant role.")
         return self

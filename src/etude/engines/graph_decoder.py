@@ -5,12 +5,10 @@ next tokens, too. So a pass is one copy to the device, one replay, and one copy 
 hundreds of operations would wait for Python's lock at each, while agents run.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Self, TypeAlias
 
 import numpy
 import torch
@@ -86,7 +84,7 @@ class PassShape:
     """Maximum number of a row's tokens."""
 
     @classmethod
-    def from_counts(cls, counts: Sequence[int]) -> PassShape:
+    def from_counts(cls, counts: Sequence[int]) -> Self:
         """Return the shape for rows with these numbers of tokens.
 
         Passes of single tokens are padded to a quarter of a power of two, which is free where a pass takes as

@@ -5,8 +5,6 @@ so it pays for nothing twice. The ledger reserves the most that a call can cost 
 does not fit waits until others have ended. If no others are left, the run stops.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import itertools
@@ -16,7 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 from urllib.parse import quote, urlsplit
 
 from etude.config.component import LlmConfig, ModelPrices, RunBudget
@@ -64,7 +62,7 @@ class BillEntry:
         """Its key in the journal."""
         return _line_key(self.model, self.role, self.phase)
 
-    def plus_call(self, usage: Usage, usd: float | None) -> BillEntry:
+    def plus_call(self, usage: Usage, usd: float | None) -> Self:
         """Return the line with one more call."""
         unpriced = usage.prompt_tokens + usage.completion_tokens if usd is None else 0
         return replace(

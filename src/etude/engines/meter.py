@@ -1,7 +1,5 @@
 """`MeteredEngine`: wraps an engine and charges each call to its caller."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -9,7 +7,7 @@ from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, Self, TypeAlias
 
 from pydantic import BaseModel, StrictInt, ValidationError, model_validator
 from pydantic_core import to_json
@@ -93,7 +91,7 @@ class _Answer(BaseModel, from_attributes=True):
     model_version: StrictInt
 
     @model_validator(mode="after")
-    def _logprobs_are_of_the_tokens(self) -> _Answer:
+    def _logprobs_are_of_the_tokens(self) -> Self:
         ids, logprobs = self.completion_ids, self.logprobs
         if ids is not None and logprobs is not None and len(ids) != len(logprobs):
             raise ValueError(f"{len(logprobs)} logprobs for {len(ids)} completion_ids")

@@ -3,13 +3,11 @@
 Also tool choices as constraints: grammars for answers that call tools in the template's syntax.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from etude.core.call import ChatRequest, Constraint, Sampling
 from etude.core.errors import ImpossibleCall, RequestError
@@ -39,7 +37,7 @@ class TextCodec:
     """Compiles the constraints on the model's answers."""
 
     @classmethod
-    def create(cls, tokenizer: Any, config: Any, generation: Any) -> TextCodec:
+    def create(cls, tokenizer: Any, config: Any, generation: Any) -> Self:
         """Create from a model's tokenizer, config and optional generation config. Raises as `load` does."""
         text = config.get_text_config()
         # Added tokens do not count: some models come with one that never appears in a text.
@@ -55,7 +53,7 @@ class TextCodec:
         return cls(tokenizer, template, ends, context, size, grammars)
 
     @classmethod
-    def load(cls, source: str | Path) -> TextCodec:
+    def load(cls, source: str | Path) -> Self:
         """Load the tokenizer and config of a causal LM, without its weights.
 
         Raises RequestError if there is no such model or it cannot be used for chat.

@@ -4,8 +4,6 @@ When a runner dies, its unfinished episodes run again, each alone, because at mo
 They keep their committed steps. An episode whose runner dies twice while it is alone has failed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import secrets
@@ -14,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from etude.config.builder import Builder
 from etude.config.schema import Config
@@ -72,7 +70,7 @@ class RunnerPool:
         """The key of each runner that has not connected yet, and its connection."""
         self._started = 0
 
-    async def __aenter__(self) -> RunnerPool:
+    async def __aenter__(self) -> Self:
         await self._exits.__aenter__()
         allow_open_files()
         host = self.launcher.address or "127.0.0.1"

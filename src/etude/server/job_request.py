@@ -1,10 +1,8 @@
 """The request for a training job: its body, its hyperparameters, and the meaning of `"auto"`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, Field, PrivateAttr, TypeAdapter, field_validator, model_validator
 
@@ -112,7 +110,7 @@ class MethodBody(BaseModel, extra="allow"):
         return name
 
     @model_validator(mode="after")
-    def _fits_its_algorithm(self) -> MethodBody:
+    def _fits_its_algorithm(self) -> Self:
         given = self.model_extra or {}
         if wrong := sorted(given.keys() - {self.type}):
             raise ValueError(f"the method is {self.type}, but there are options for {', '.join(wrong)}")

@@ -5,8 +5,6 @@ killed takes the same steps again, and gets back everything that it had paid for
 model are a list in the journal, which add up to its state.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sqlite3
@@ -14,7 +12,7 @@ import threading
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, Self, TypeAlias
 
 from etude.core.errors import StoreError
 from etude.core.json_text import jsonable
@@ -221,7 +219,7 @@ class Journal:
         with self._reader_lock:
             self._reader.close()
 
-    def __enter__(self) -> Journal:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -1,9 +1,7 @@
 """OpenAI's chat completions, and its completions of raw prompts, with vLLM's additions."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -99,7 +97,7 @@ class ChatCompletionBody(InferenceBody):
     top_logprobs: Integer | None = Field(default=None, ge=0, le=20)
 
     @model_validator(mode="after")
-    def _is_a_conversation(self) -> ChatCompletionBody:
+    def _is_a_conversation(self) -> Self:
         check_conversation(self.messages, self.tools)
         if self.top_logprobs and not self.logprobs:
             raise RequestError("top_logprobs needs logprobs: true", param="top_logprobs")

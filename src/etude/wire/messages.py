@@ -1,11 +1,9 @@
 """Anthropic's messages API for agents: requests in, answers out."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
@@ -91,7 +89,7 @@ class _Message(BaseModel):
     content: Annotated[list[_Block], BeforeValidator(as_parts)]
 
     @model_validator(mode="after")
-    def _has_blocks_of_its_role(self) -> _Message:
+    def _has_blocks_of_its_role(self) -> Self:
         wrong = (_ToolResult,) if self.role == "assistant" else (_Thinking, _Redacted, _ToolUse)
         for block in self.content:
             if isinstance(block, wrong):
@@ -184,7 +182,7 @@ class MessagesBody(RequestBody):
     stop: Stops | None = Field(default=None, alias="stop_sequences")
 
     @model_validator(mode="after")
-    def _require_user_last(self) -> MessagesBody:
+    def _require_user_last(self) -> Self:
         if self.messages[-1].role == "assistant":
             raise ValueError("a model cannot continue a partial answer here; end with a user message")
         return self

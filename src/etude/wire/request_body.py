@@ -1,12 +1,10 @@
 """The fields of requests that shape an answer, in any API's format: sampling, messages, output and tools."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Annotated, Any, ClassVar, Literal, Required, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Required, Self, TypeAlias, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -152,7 +150,7 @@ class RequestBody(SamplingFields, extra="allow"):
     """Parameters that cannot be honoured, and their values that change nothing."""
 
     @model_validator(mode="after")
-    def _require_known_parameters(self) -> RequestBody:
+    def _require_known_parameters(self) -> Self:
         """Raise RequestError, which pydantic passes on, because it names the parameter."""
         for name, value in (self.model_extra or {}).items():
             if name in self.free or value is None:

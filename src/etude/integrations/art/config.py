@@ -1,8 +1,6 @@
 """The config for training on an OpenPipe ART server: `_type: openpipe_art`."""
 
-from __future__ import annotations
-
-from typing import Any
+from typing import Any, Self
 
 from pydantic import BaseModel, Field, SecretStr, model_validator
 
@@ -36,7 +34,7 @@ class ArtBackendConfig(BaseModel, extra="forbid"):
     """ART's `OpenAIServerConfig`, for the inference endpoint."""
 
     @model_validator(mode="after")
-    def _one_address(self) -> ArtBackendConfig:
+    def _one_address(self) -> Self:
         if (self.base_url is None) == (self.ip is None):
             raise ValueError("give either `base_url`, or `ip` and `port`")
         return self
