@@ -3,13 +3,11 @@
 The config of the adapter `local` is here, so that it loads without the packages for training.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import pydantic.dataclasses
 from pydantic import BaseModel, Field
@@ -443,7 +441,7 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
         changes = {"r": rank} if alpha is None else {"r": rank, "alpha": alpha}
         return (self.lora or LoraConfig()).model_copy(update=changes)
 
-    def for_job(self, kind: Kind, given: JobHyperparameters) -> LocalAdapterConfig:
+    def for_job(self, kind: Kind, given: JobHyperparameters) -> Self:
         """Return the config for a job on this kind of data, with the given hyperparameters applied."""
         changes: dict[str, Any] = {"lora": self.lora_with(given)}
         if given.num_epochs is not None:

@@ -45,6 +45,11 @@ def is_text(message: Message) -> bool:
     return all(isinstance(part, dict) and part.get("type", "text") == "text" for part in parts)
 
 
+def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
+    """Return a message's tool call, with `arguments` as JSON text."""
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
 def tool_arguments(function: Mapping[str, Any], *, unique_keys: bool = False) -> dict[str, Any]:
     """Parse the arguments of a tool call from JSON; without `unique_keys`, the last of equal keys counts.
     Raises RequestError if they are not an object."""

@@ -17,7 +17,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from etude.core.json_text import read_json
-from etude.core.message import Message, Tool
+from etude.core.message import Message, Tool, tool_call
 
 _log = logging.getLogger(__name__)
 
@@ -52,11 +52,7 @@ class Answer:
         if self.calls:
             message["content"] = self.content or None
             message["tool_calls"] = [
-                {
-                    "id": f"call{index:05d}",
-                    "type": "function",
-                    "function": {"name": name, "arguments": arguments},
-                }
+                tool_call(f"call{index:05d}", name, arguments)
                 for index, (name, arguments) in enumerate(self.calls, first_call)
             ]
         return message

@@ -1,7 +1,5 @@
 """Running untrusted Python in a process of its own: a whole program, or calls of one of its functions."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import functools
@@ -152,6 +150,19 @@ class _Report(BaseModel, extra="ignore", strict=True):
     reason: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Exit:
+    """The process's output and its end."""
+
+    reports: bytes
+    output: bytes
+    code: int | None
+    """The exit status, or minus the number of the signal that ended it."""
+    is_late: bool
+    """Whether it was killed because its time was over."""
+    seconds: float
+
+
 def _status(ended: _Exit, reports: Sequence[_Report], limits: Limits) -> tuple[Status, str]:
     if ended.is_late:
         return "timeout", f"it did not finish within {limits.wall_seconds:g} s"
@@ -177,19 +188,6 @@ _ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 
 _LOOK_SECONDS = 0.05
 _GRACE_SECONDS = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Exit:
-    """The process's output and its end."""
-
-    reports: bytes
-    output: bytes
-    code: int | None
-    """The exit status, or minus the number of the signal that ended it."""
-    is_late: bool
-    """Whether it was killed because its time was over."""
-    seconds: float
 
 
 @functools.cache

@@ -287,11 +287,8 @@ def inference_routes(pool: EnginePool, metrics: Metrics) -> APIRouter:
 
 def _endpoint(gateway: Gateway) -> Callable[[Request], Awaitable[Response]]:
     async def answer(request: Request) -> Response:
-        body = await request.body()
-
-        async def respond() -> Response:
-            return await gateway.respond(request.method, request.scope["path"], request.headers, body)
-
-        return await cancel_on_disconnect(request, respond)
+        body, path = await request.body(), request.scope["path"]
+        work = gateway.respond(request.method, path, request.headers, body)
+        return await cancel_on_disconnect(request, work)
 
     return answer

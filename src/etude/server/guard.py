@@ -143,7 +143,7 @@ _AT_ONCE_SECONDS = 0.02
 T = TypeVar("T")
 
 
-async def cancel_on_disconnect(request: Request, work: Callable[[], Awaitable[T]]) -> T:
+async def cancel_on_disconnect(request: Request, work: Awaitable[T]) -> T:
     """Return the result of `work`, which is cancelled when the client hangs up.
 
     Raises ApiError in that case, only for the log.
@@ -160,7 +160,7 @@ async def cancel_on_disconnect(request: Request, work: Callable[[], Awaitable[T]
     listening = asyncio.create_task(listen())
     try:
         async with limit:
-            return await work()
+            return await work
     except TimeoutError:
         if limit.expired():
             raise ApiError(499, "the client hung up") from None

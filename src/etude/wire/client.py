@@ -16,8 +16,7 @@ from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict
 
 from etude.core.call import ChatRequest, Completion, Constraint, Sampling, Token, TopLogprobs, Usage
-from etude.core.message import Message, message_text
-from etude.wire.dialect import tool_call
+from etude.core.message import Message, message_text, tool_call
 from etude.wire.request_body import field_path
 from etude.wire.retries import Refusal, Retryable, error_text
 

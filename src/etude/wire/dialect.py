@@ -367,11 +367,6 @@ def as_parts(content: Any) -> Any:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
-    """Return a message's tool call, with `arguments` as JSON text."""
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
 def arguments_object(arguments: str) -> dict[str, Any]:
     """Return a tool call's arguments as an object; invalid ones under the key `raw_arguments`."""
     try:

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from etude.core.message import Message, Tool
+from etude.core.message import Message, Tool, tool_call
 from etude.wire.dialect import (
     AnswerHeader,
     BlockStream,
@@ -19,7 +19,6 @@ from etude.wire.dialect import (
     arguments_object,
     arguments_text,
     as_parts,
-    tool_call,
 )
 from etude.wire.request_body import (
     Effort,

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import BaseModel, BeforeValidator, Field
 
 from etude.core.errors import RequestError
-from etude.core.message import Message, Tool
+from etude.core.message import Message, Tool, tool_call
 from etude.wire.dialect import (
     AnswerHeader,
     BlockStream,
@@ -22,7 +22,6 @@ from etude.wire.dialect import (
     Kind,
     RecordedCompletion,
     as_parts,
-    tool_call,
 )
 from etude.wire.request_body import (
     BOOKKEEPING,

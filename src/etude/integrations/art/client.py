@@ -5,15 +5,13 @@ ART's releases after 0.4.11 have no client for this protocol, so Etude has its o
 is an OpenAI `Choice` with logprobs, and ART trains on it. Every other message is a plain dict.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import httpx
 from pydantic import BaseModel, Field, FiniteFloat, PrivateAttr, TypeAdapter, ValidationError
@@ -56,7 +54,7 @@ class ArtModel(BaseModel):
     """ART's `InternalModelConfig`."""
 
     @classmethod
-    def from_config(cls, config: ARTTrainerAdapterConfig) -> ArtModel:
+    def from_config(cls, config: ARTTrainerAdapterConfig) -> Self:
         """Describe the model that a config trains."""
         backend, training = config.backend, config.training
         options = {"learning_rate": training.learning_rate, "beta": training.beta}
@@ -394,7 +392,7 @@ class ArtJobs(BaseModel):
     _path: Path | None = PrivateAttr(default=None)
 
     @classmethod
-    def read(cls, path: Path | None) -> ArtJobs:
+    def read(cls, path: Path | None) -> Self:
         """Load the jobs from a file, if it exists. Without a path, nothing is written to disk.
 
         Raises StoreError if the file is damaged.

@@ -17,7 +17,7 @@ from mcp.client.streamable_http import streamable_http_client
 from pydantic import ValidationError
 
 from etude.core.episode import ToolResult
-from etude.core.errors import ToolError
+from etude.core.errors import ToolError, first_error
 from etude.core.message import Tool
 from etude.integrations.mcp.config import McpToolsConfig
 
@@ -174,8 +174,7 @@ def _to_openai_tool(tool: types.Tool) -> Tool:
 
 def _cause(error: BaseException) -> str:
     """Return the first error that is not a group, on one line."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+    error = first_error(error)
     text = " ".join(str(error).split()) or type(error).__name__
     return text if isinstance(error, MCPError | RuntimeError) else f"{type(error).__name__}: {text[:500]}"
 
