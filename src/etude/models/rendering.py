@@ -12,7 +12,7 @@ from typing import Any
 
 from etude.core.errors import EngineError, ImpossibleCall, RequestError
 from etude.core.json_text import read_json
-from etude.core.message import Message, Tool, is_text, message_text
+from etude.core.message import Message, Tool, is_text, message_text, tool_call
 from etude.models.answer_parsing import cached_decoding
 
 _KEPT_TEXTS = 1024
@@ -53,8 +53,7 @@ TOOL: Tool = {
 def _answer(
     content: str = "", thinking: str = "", calls: int = 0, arguments: Mapping[str, Any] = ARGUMENTS
 ) -> Message:
-    function = {"name": NAME, "arguments": json.dumps(arguments)}
-    made = [{"id": f"probe{index:04d}", "type": "function", "function": function} for index in range(calls)]
+    made = [tool_call(f"probe{index:04d}", NAME, json.dumps(arguments)) for index in range(calls)]
     thought = {"reasoning_content": thinking} if thinking else {}
     return {"role": "assistant", "content": content, **thought, **({"tool_calls": made} if calls else {})}
 

@@ -206,7 +206,8 @@ class _ChatStream(Stream):
         self, index: int, heading: AnswerHeader, delta: dict[str, Any], finish_reason: str | None = None
     ) -> Event:
         """Return a chunk with the tokens of its text."""
-        tokens = self.said[index].take_waiting()
+        said = self.said[index]
+        tokens, said.waiting = said.waiting, []
         logprobs = _logprobs_object(tokens, heading) if tokens and self.asked.logprobs else None
         choice = {"index": index, "delta": delta, "finish_reason": finish_reason, "logprobs": logprobs}
         if self.asked.return_token_ids:

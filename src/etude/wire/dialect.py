@@ -159,11 +159,6 @@ class StreamProgress:
         self.content, self.reasoning = self.content + content, self.reasoning + reasoning
         return Delta(content, reasoning)
 
-    def take_waiting(self) -> list[TokenLogprob]:
-        """Remove and return the waiting tokens."""
-        tokens, self.waiting = self.waiting, []
-        return tokens
-
 
 def unsent_text(text: str, given: str) -> str:
     """Return the part of a text after its sent beginning `given`; empty if it does not begin so."""

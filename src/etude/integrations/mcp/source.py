@@ -165,11 +165,9 @@ class Connection:
 
 
 def _to_openai_tool(tool: types.Tool) -> Tool:
-    function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
-    return {
-        "type": "function",
-        "function": {key: value for key, value in function.items() if value is not None},
-    }
+    described = {} if tool.description is None else {"description": tool.description}
+    function = {"name": tool.name, **described, "parameters": tool.input_schema}
+    return {"type": "function", "function": function}
 
 
 def _cause(error: BaseException) -> str:
