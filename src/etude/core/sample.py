@@ -1,11 +1,9 @@
 """Samples: the one value from the recorder's branches to the gradient, also in files and on the wire."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import gt, mul
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 from etude.core.call import PLAIN_SAMPLING, Sampling
 from etude.core.errors import TrainingError
@@ -89,7 +87,7 @@ class Sample:
                 raise ValueError(f"per-token fields differ in length: {sorted(lengths)}")
 
     @classmethod
-    def from_turns(cls, turns: Sequence[tuple[Turn, Any]], **facts: Any) -> Sample:
+    def from_turns(cls, turns: Sequence[tuple[Turn, Any]], **facts: Any) -> Self:
         """Make a sample of turns in order, and set their `start` and `stop`.
 
         Each turn comes with an object that has its tokens. Its `context_ids` are the tokens since the turn
@@ -138,7 +136,7 @@ class Sample:
         return answers
 
     @property
-    def samples(self) -> tuple[Sample, ...]:
+    def samples(self) -> tuple[Self, ...]:
         """A tuple with this sample, for learners, which take samples and pairs."""
         return (self,)
 
@@ -164,7 +162,7 @@ class Sample:
             return None
         return [self.reward if turn.value is None else turn.value for turn in self.turns]
 
-    def scale_weights(self, factors: Iterable[float]) -> Sample:
+    def scale_weights(self, factors: Iterable[float]) -> Self:
         """Return the sample with the weights of each turn's tokens multiplied by a factor."""
         return replace(self, weights=tuple(map(mul, self.loss_weights, self.by_token(factors))))
 

@@ -206,14 +206,11 @@ def group_page(request: Request) -> Response:
         siblings = find_siblings(run.journal, phase, example, reward_evaluator(path))
         if not siblings:
             raise RequestError(f"run {run.name} has no episodes of the example '{example}' in {phase}")
-        records = [read_record(run, sibling.id) for sibling in siblings[:_SIBLINGS]]
-    shown = [
-        (each, record, _turns(record), shown_play(record))
-        for each, record in zip(siblings, records, strict=False)
-    ]
+        records = [(each, read_record(run, each.id)) for each in siblings[:_SIBLINGS]]
+    shown = [(each, record, _turns(record), shown_play(record)) for each, record in records]
     context: dict[str, Any] = {
         "phase": phase,
-        "example": records[0].example,
+        "example": records[0][1].example,
         "siblings": siblings,
         "shown": shown,
     }

@@ -3,8 +3,6 @@
 Importing this module registers them. It does not load verifiers.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
