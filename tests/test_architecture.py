@@ -59,7 +59,7 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_649,
+    "lines of source": 54_302,
     "modules": 245,
     "lines of tests": 44_437,
     "benchmark files": 12,

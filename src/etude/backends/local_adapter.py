@@ -1,7 +1,5 @@
 """The local backend: jobs run in this process or on a cluster, and versions are folders of the run."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Collection, Sequence

@@ -128,10 +128,9 @@ class FunctionEvaluator(Evaluator):
             marked = marked.func
         mark = getattr(marked, _MARK, {})
         self.name = str(mark.get("name") or getattr(marked, "__name__", type(marked).__name__))
-        self.bounds = mark.get("bounds")
-        self.timeout = mark.get("timeout")
+        self.timeout, bounds = mark.get("timeout"), mark.get("bounds")
         try:
-            self.bounds = None if self.bounds is None else rising(self.bounds)
+            self.bounds = None if bounds is None else rising(bounds)
         except ValueError as error:
             raise RequestError(f"{where_defined(fn)}: the evaluator {self.name}: {error}") from None
         self.fn = fn

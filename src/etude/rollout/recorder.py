@@ -312,13 +312,10 @@ class Recorder:
         began, since = time.time(), time.monotonic()
 
         def end_call(completion: Completion | None, error: str | None = None) -> Call:
-            return Call(
-                asked.index,
-                asked.function,
-                asked.model,
-                asked.request,
-                completion,
-                error,
+            return replace(
+                asked,
+                completion=completion,
+                error=error,
                 retried=dict(count.causes),
                 waited=count.waited,
                 began=began,

@@ -172,10 +172,9 @@ class Backup:
     def __init__(self, config: StorageConfig, run: RunFolder, progress: Progress) -> None:
         self.address = Address(f"{config.address}/{run.path.name}", config.options)
         self._config, self._run, self._progress = config, run, progress
-        try:
+        known: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
             known = dict(json.loads((run.path / STORAGE).read_text(encoding="utf-8")))
-        except (OSError, ValueError):
-            known = {}
         self.is_new = known.get("address") != self.address.text
         """Whether this folder was never copied to the address."""
         self._head = str(known["head"]) if not self.is_new else os.urandom(16).hex()
