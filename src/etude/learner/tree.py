@@ -21,6 +21,8 @@ _QUERIES = 64
 """Queries of a chunk: more compute more hidden scores, and fewer make the products slower."""
 _SCORES = 1 << 16
 """Maximum scores of a head in chunks that are computed together, so that they stay in a CPU's cache."""
+_SCORES_ON_GPU = 1 << 22
+"""The same on a GPU, where more calls cost more than the cache saves."""
 _KEPT_SCORES = 1 << 22
 """Masks with this many scores in total are kept from layer to layer; larger ones are made again."""
 
@@ -128,12 +130,13 @@ class Queries:
     def chunks(self) -> tuple[Chunks, ...]:
         """All queries, in order. Chunks with about as many keys are together."""
         found, run, start, places = list[Chunks](), list[Places](), 0, self._places
+        most = _SCORES_ON_GPU if self.places_Q.is_cuda else _SCORES
         for at in range(0, len(places), _QUERIES):
             own = places[at : at + _QUERIES]
             keys = seen_by(self._tree, own)
             longest = max(map(len, [*run, keys]))
             size, total = (len(run) + 1) * longest, sum(map(len, run)) + len(keys)
-            if run and (len(own) < _QUERIES or size * _QUERIES > _SCORES or size > 1.25 * total):
+            if run and (len(own) < _QUERIES or size * _QUERIES > most or size > 1.25 * total):
                 found.append(Chunks.build(places[start:at], start, run, self.places_Q.device))
                 run, start = [], at
             run.append(keys)

@@ -172,10 +172,10 @@ class _ChunkAttention(torch.autograd.Function):
         saved = ctx.saved_tensors
         given = _widen(*saved)
         of_query, of_key, of_value = (each.new_zeros(each.shape) for each in given)
-        groups = of_key.shape[1]
+        grad = grad.to(of_value.dtype)
         for chunks in spec.queries.chunks:
             query_BMD, key_BKD, value_BKW = _take(chunks, *given)
-            grad_BMW = _fold(grad.to(value_BKW.dtype), chunks, groups)
+            grad_BMW = _fold(grad, chunks, of_key.shape[1])
             weights_BMK, slope = _weigh(query_BMD, key_BKD, chunks, spec)
             of_weights = grad_BMW @ value_BKW.transpose(1, 2)
             of_scores = torch._softmax_backward_data(of_weights, weights_BMK, -1, weights_BMK.dtype)
@@ -216,12 +216,9 @@ def _weigh(
     query_BMD: Tensor, key_BKD: Tensor, chunks: Chunks, spec: AttentionSpec
 ) -> tuple[Tensor, Tensor | float]:
     """Return the weights [B, M, K] of keys, and the slope of the softcap at their scores."""
-    scores, softcap = (
-        (query_BMD @ key_BKD.transpose(1, 2)).float().mul_(spec.scores.scale),
-        spec.scores.softcap,
-    )
+    scores = (query_BMD @ key_BKD.transpose(1, 2)).float().mul_(spec.scores.scale)
     slope: Tensor | float = 1.0
-    if softcap is not None:
+    if (softcap := spec.scores.softcap) is not None:
         capped = torch.tanh(scores / softcap)
         scores, slope = softcap * capped, (1 - capped.square()).to(query_BMD.dtype)
     mask_C1Q1K = spec.tree.mask(chunks, spec.scores.window)
