@@ -226,20 +226,16 @@ class EpisodeTools:
         digest = content_hash([opened.set.name, name, arguments])
         count = self._asked[digest]
         self._asked[digest] += 1
-        is_new = False
-
-        async def call() -> dict[str, Any]:
-            nonlocal is_new
-            is_new = True
-            async with opened.catching_up:  # The session may not know recorded calls.
-                while opened.set.source.forgets and opened.recorded:
-                    await opened.call(*opened.recorded[0])
-                    del opened.recorded[0]
-            return asdict(await opened.call(name, arguments))
-
-        result = ToolResult(**await self.journal.step(f"{self.episode_id}/tool/{digest}/{count}", call))
-        if not is_new:
+        key = f"{self.episode_id}/tool/{digest}/{count}"
+        if (stored := self.journal.get(key)) is not None:
             opened.recorded.append((name, arguments))
+            return ToolResult(**stored)
+        async with opened.catching_up:  # The session may not know recorded calls.
+            while opened.set.source.forgets and opened.recorded:
+                await opened.call(*opened.recorded[0])
+                del opened.recorded[0]
+        result = await opened.call(name, arguments)
+        await self.journal.put(key, asdict(result))
         return result
 
 

@@ -49,15 +49,6 @@ class Steps(Protocol):
     async def put(self, key: str, value: Json) -> None:
         """As `Journal.put`."""
 
-    async def step(self, key: str, fn: Callable[[], Awaitable[Json]]) -> Json:
-        """As `Journal.step`, for keys that only one task asks for at a time."""
-        stored = self.get(key)
-        if stored is not None:
-            return stored
-        value = await fn()
-        await self.put(key, value)
-        return json.loads(json.dumps(value))
-
 
 class Journal:
     """A durable map from step keys to JSON values, safe against kill -9 at any instant.
@@ -102,12 +93,8 @@ class Journal:
                 break
             # Then look again: the other call has stored the value, or was cancelled and left none.
             await asyncio.shield(running)
-        return await self._run_step(key, fn)
-
-    async def _run_step(self, key: str, fn: Callable[[], Awaitable[Json]]) -> Json:
         loop = asyncio.get_running_loop()
-        running: Waiter = loop.create_future()
-        self._running[key] = running
+        running = self._running[key] = loop.create_future()
         try:
             text = _dumps(key, await fn())
             # Two futures: if this task is cancelled now, the value is still stored, and others wait for it.
