@@ -27,8 +27,8 @@ import etude
 from etude.algorithms.collecting import CollectingBuilder
 from etude.config.load import parse_config
 from etude.core.call import ChatRequest, Completion, Usage
-from etude.core.conversion import TrajectoryCollection
 from etude.core.job import ModelVersion
+from etude.core.sample import TrajectoryCollection
 from etude.runtime import open_runtime
 from etude.store.run_folder import RunFolder
 

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from etude.config.finetuning import CurriculumLearningConfig
-from etude.core.conversion import GroupFigures
+from etude.core.sample import GroupFigures
 from etude.loop.curriculum import apply_curriculum, initial_state
 
 

@@ -55,7 +55,6 @@ if TYPE_CHECKING:
     from etude.config.schema import Config as Config
     from etude.core.call import ChatRequest as ChatRequest
     from etude.core.call import Completion as Completion
-    from etude.core.conversion import TrajectoryCollection as TrajectoryCollection
     from etude.core.episode import Example as Example
     from etude.core.episode import ToolResult as ToolResult
     from etude.core.errors import BudgetReached as BudgetReached
@@ -78,6 +77,7 @@ if TYPE_CHECKING:
     from etude.core.job import TrainingStatusEnum as TrainingStatusEnum
     from etude.core.sample import Pair as Pair
     from etude.core.sample import Sample as Sample
+    from etude.core.sample import TrajectoryCollection as TrajectoryCollection
     from etude.core.sample import Turn as Turn
     from etude.core.trajectory import DPOItem as DPOItem
     from etude.core.trajectory import EpisodeItem as EpisodeItem

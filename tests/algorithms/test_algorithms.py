@@ -11,9 +11,9 @@ from etude.algorithms.dpo import Dpo, Malt
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import ExpertIteration
 from etude.algorithms.samples import ScoredEpisode, Tally, make_pair, make_sample, same_prompt, targeted_calls
-from etude.core.conversion import to_trajectory
 from etude.core.episode import WORKFLOW, Event, Example
 from etude.core.errors import RequestError
+from etude.core.sample import to_trajectory
 from etude.rollout.phases import examples_for_epoch
 from tests.algorithms.scripted_episodes import call, conversation, episode, group, ids, make_scored
 

@@ -11,11 +11,10 @@ from etude.algorithms.algorithm import gradient_fields, read_groups
 from etude.algorithms.grpo import Grpo, ReinforcePP, Rloo
 from etude.algorithms.plays import UNMEASURED, by_agent
 from etude.algorithms.samples import ScoredEpisode, Tally, targeted_calls
-from etude.core.conversion import TrajectoryCollection
 from etude.core.episode import Event
 from etude.core.errors import RequestError, TrainingError
 from etude.core.interfaces import WrongReturnError
-from etude.core.sample import Sample, Turn
+from etude.core.sample import Sample, TrajectoryCollection, Turn
 from etude.server.job_request import job_algorithm, resolve_hyperparameters
 from tests.algorithms.scripted_episodes import conversation, episode
 from tests.backends.test_hyperparameters import hyperparameters_for

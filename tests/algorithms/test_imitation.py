@@ -9,8 +9,9 @@ from etude.algorithms.distillation import Distillation
 from etude.algorithms.imitation import ExpertIteration, true_decision
 from etude.algorithms.samples import Tally
 from etude.config.load import parse_config
-from etude.core.conversion import Encoder, to_sample, to_trajectory
+from etude.core.conversion import Encoder, to_sample
 from etude.core.errors import ConfigError, EtudeError, RequestError
+from etude.core.sample import to_trajectory
 from etude.engines.openai_compatible import OpenAiEngine, OpenAiLlmConfig
 from etude.learner.passes import sample_logprobs
 from etude.models.tiny import build_policy, build_tokenizer

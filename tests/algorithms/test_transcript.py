@@ -16,10 +16,10 @@ from etude.algorithms.samples import (
     targeted_calls,
 )
 from etude.core.call import Call, ChatRequest, Completion
-from etude.core.conversion import to_trajectory
 from etude.core.episode import WORKFLOW, Event
 from etude.core.errors import TrainingError
 from etude.core.message import message_key
+from etude.core.sample import to_trajectory
 from etude.core.trajectory import EpisodeItemRole
 from tests.algorithms.scripted_episodes import call, conversation, episode, ids
 from tests.support import tool_call

@@ -7,9 +7,9 @@ import pytest
 from pydantic import ValidationError
 
 from etude.algorithms.samples import make_sample
-from etude.core.conversion import TrajectoryCollection
-from etude.core.conversion import to_trajectory as built
 from etude.core.errors import CapabilityError, TrainingError
+from etude.core.sample import TrajectoryCollection
+from etude.core.sample import to_trajectory as built
 from etude.core.trajectory import EpisodeItem, Trajectory
 from etude.integrations.art.client import FLAT, check_episode_order, to_art_groups, to_art_trajectory
 from etude.integrations.art.config import ARTTrainerAdapterConfig

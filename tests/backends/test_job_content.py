@@ -12,8 +12,7 @@ from pydantic_core import PydanticSerializationError
 from etude.backends.openai_jobs import OpenAiAdapter, OpenAiAdapterConfig
 from etude.backends.state_folders import JobNameTakenError, StateFolders
 from etude.config.finetuning import FinetuneConfig
-from etude.core.conversion import TrajectoryCollection
-from etude.core.sample import Sample
+from etude.core.sample import Sample, TrajectoryCollection
 from etude.learner.learner import Learner, LearnerOptions
 from etude.store.files import delete_left_over, write_atomically
 from tests.backends.openai_stand_in import BASE, StandIn

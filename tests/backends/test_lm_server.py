@@ -15,10 +15,11 @@ from etude.algorithms.grpo import Grpo
 from etude.algorithms.samples import ScoredEpisode, targeted_calls
 from etude.backends.lm_server import BadResponseError, ClientTimeoutError, LanguageModelClient
 from etude.config.finetuning import FinetuneConfig
-from etude.core.conversion import TrajectoryCollection, to_sample, to_trajectory
+from etude.core.conversion import to_sample
 from etude.core.episode import Event
 from etude.core.errors import BackendError, TrainingError
 from etude.core.job import TrainingStatusEnum
+from etude.core.sample import TrajectoryCollection, to_trajectory
 from etude.core.training_rows import GrpoRow
 from etude.models.tiny import build_policy, build_tokenizer
 from tests.algorithms.scripted_episodes import conversation, episode

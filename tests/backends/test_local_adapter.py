@@ -16,9 +16,9 @@ from etude.algorithms.grpo import Grpo
 from etude.backends.local_adapter import LocalAdapter
 from etude.backends.trainer_adapter import LocalAdapterConfig, LoraConfig
 from etude.config.finetuning import FinetuneConfig
-from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import EngineError, StoreError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingStatusEnum
+from etude.core.sample import TrajectoryCollection
 from etude.core.trajectory import DPOItem, Trajectory
 from etude.engines.embedded import EmbeddedEngine
 from etude.store.files import DamagedError

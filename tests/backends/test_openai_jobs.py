@@ -11,10 +11,10 @@ from etude.backends.openai_api import TrainingJobNotFoundClientError, dpo_row
 from etude.backends.openai_jobs import OpenAiAdapter, OpenAiAdapterConfig
 from etude.backends.trainer_adapter import pauses
 from etude.config.finetuning import FinetuneConfig
-from etude.core.conversion import TrajectoryCollection, to_trajectory
 from etude.core.errors import BackendError, CapabilityError
 from etude.core.job import Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.message import OpenAIMessage
+from etude.core.sample import TrajectoryCollection, to_trajectory
 from etude.core.trajectory import DPOItem, Trajectory
 from tests.algorithms.scripted_episodes import conversation, episode
 from tests.backends.openai_stand_in import BASE, StandIn, error_response

@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from etude.algorithms.algorithm import read_group
 from etude.core.call import Constraint, Sampling
-from etude.core.conversion import Encoder, TrajectoryCollection, learning_units, to_sample, to_trajectory
+from etude.core.conversion import Encoder, convert_unit, to_sample
 from etude.core.errors import RequestError, TrainingError
 from etude.core.message import OpenAIMessage
-from etude.core.sample import Sample, Turn
+from etude.core.sample import Sample, TrajectoryCollection, Turn, to_trajectory
 from etude.core.training_rows import ROWS, GrpoRow, GrpoTrajectory, GrpoTurn, guess_method
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory
 from etude.wire.request_body import validate_body
@@ -92,7 +93,7 @@ BY_CHARACTERS = Encoder(codes, codes)
 
 
 def make_pairs(*items, encoder=BY_CHARACTERS, needs_logprobs=False):
-    return learning_units(trajectory(1.0, *items), "pairs", encoder, needs_logprobs=needs_logprobs)
+    return convert_unit(trajectory(1.0, *items), "pairs", encoder, needs_logprobs=needs_logprobs)
 
 
 def test_a_preference_is_a_pair_that_shares_its_prompt():
@@ -174,7 +175,7 @@ def test_a_sample_survives_the_edge(lengths, scored):
 def test_a_collection_has_samples_until_its_trajectories_are_asked_for():
     one = Sample((1, 2), (False, True), (0.0, -0.5), turns=(Turn(1, 2),), reward=1.0, group_rewards=[1.0])
     made = TrajectoryCollection(trajectories=[[one]], run_id="r")
-    assert made.groups == [[one]] and learning_units(one, "samples") == [one]
+    assert made.groups == [[one]] and read_group([one], "samples") == [one]
     written = made.model_copy().model_dump(mode="json")["trajectories"]
     assert written == [[to_trajectory(one).model_dump(mode="json")]]
     made.trajectories[0][0].reward = 0.5

@@ -15,12 +15,12 @@ from etude.config.finetuning import (
     RewardFunctionConfig,
     TrainerConfig,
 )
-from etude.core.conversion import TrajectoryCollection
 from etude.core.episode import Example
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.job import TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.message import OpenAIMessage
 from etude.core.records import JobEnded
+from etude.core.sample import TrajectoryCollection
 from etude.core.trajectory import DPOItem, EpisodeItem, EpisodeItemRole, Trajectory
 
 USER = {"role": "user", "content": "2 + 2"}

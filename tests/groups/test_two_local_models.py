@@ -11,7 +11,7 @@ from etude.backends.local_adapter import LocalAdapter
 from etude.backends.trainer_adapter import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.core.call import ChatRequest, Sampling
-from etude.core.conversion import TrajectoryCollection
+from etude.core.sample import TrajectoryCollection
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 from etude.engines.embedded import EmbeddedEngine
 from etude.groups import GroupAgent, ModelSettings, OpenAiSharedModelGroup

@@ -2,10 +2,10 @@
 
 import pytest
 
-from etude.core.conversion import TrajectoryCollection
 from etude.core.episode import EpisodeRecord, Example
 from etude.core.evaluation import EvalInput, EvalInputItem, EvalOutput, EvalOutputItem, EvaluationRunOutput
 from etude.core.interfaces import ProgressSums
+from etude.core.sample import TrajectoryCollection
 from etude.core.stats import estimate
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 from etude.loop.evaluation import item_rows

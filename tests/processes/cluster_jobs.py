@@ -12,8 +12,8 @@ from etude.backends.cluster_training import Learners
 from etude.backends.local_adapter import LocalAdapter
 from etude.backends.trainer_adapter import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
-from etude.core.conversion import TrajectoryCollection
 from etude.core.job import TrainingJobRef
+from etude.core.sample import TrajectoryCollection
 from etude.models.policy import WEIGHTS_FILE, Policy
 from etude.models.weights import load_tensors
 from etude.processes.pool import Cluster

@@ -10,8 +10,8 @@ import yaml
 from etude.algorithms.samples import find_branches, make_pair, make_sample
 from etude.backends.openai_api import dpo_row, supervised_row
 from etude.core.call import Call, ChatRequest, Completion
-from etude.core.conversion import to_trajectory
 from etude.core.episode import EpisodeRecord, Example
+from etude.core.sample import to_trajectory
 from etude.core.training_rows import DpoRow, SupervisedRow
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 from etude.protocols import adp

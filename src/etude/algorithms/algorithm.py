@@ -9,8 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias, TypeVar
 
@@ -22,12 +20,12 @@ from etude.config import registry
 from etude.config.import_path import import_object, is_import_path, make_importable
 from etude.config.key_types import field_names
 from etude.config.registry import register_trajectory_builder
-from etude.core.conversion import Encoder, TrainingUnit, learning_units
+from etude.core.conversion import Encoder, convert_unit
 from etude.core.data_model import first_fault, number
 from etude.core.errors import EtudeError, RequestError, TrainingError, alternatives
 from etude.core.interfaces import wrap_implementations
 from etude.core.job import Skipped
-from etude.core.sample import Kind, Sample, SampleOrPair
+from etude.core.sample import Kind, Sample, SampleOrPair, TrainingUnit, is_complete
 from etude.core.trajectory import Method
 
 if TYPE_CHECKING:
@@ -288,8 +286,20 @@ def read_groups(
 ) -> list[list[SampleOrPair]]:
     """Return the samples or pairs of a collection's groups. Raises TrainingError for unusable data."""
     needs_logprobs = "logprobs" in algorithm.needs()
-    units = partial(learning_units, kind=algorithm.kind, encoder=encoder, needs_logprobs=needs_logprobs)
-    return [[*chain.from_iterable(map(units, group))] for group in groups]
+    return [read_group(group, algorithm.kind, encoder, needs_logprobs=needs_logprobs) for group in groups]
+
+
+def read_group(
+    group: Sequence[TrainingUnit], kind: Kind, encoder: Encoder | None = None, *, needs_logprobs: bool = True
+) -> list[SampleOrPair]:
+    """Return a group's units with tokens, those that have all of them unchanged. Raises TrainingError."""
+    units: list[SampleOrPair] = []
+    for unit in group:
+        if is_complete(unit, kind, needs_logprobs=needs_logprobs):
+            units.append(unit)
+        else:
+            units += convert_unit(unit, kind, encoder, needs_logprobs=needs_logprobs)
+    return units
 
 
 def data_kind(name: Method) -> Kind:

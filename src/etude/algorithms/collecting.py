@@ -33,13 +33,12 @@ from etude.algorithms.samples import (
 )
 from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
 from etude.core.call import Call
-from etude.core.conversion import TrajectoryCollection
 from etude.core.episode import EpisodeRecord, Example, LoggedExample, count_episodes
 from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
 from etude.core.interfaces import wrap_implementations
 from etude.core.keys import content_hash, generator
-from etude.core.sample import Kind, SampleOrPair
+from etude.core.sample import Kind, SampleOrPair, TrajectoryCollection
 from etude.core.trajectory import Method
 from etude.rollout.evaluation import merge_outputs
 from etude.rollout.phases import current_number, examples_for_epoch

@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from etude.core.call import Call, continues
-from etude.core.conversion import thinking_key
 from etude.core.episode import SIMULATED_USER, EpisodeRecord, Event
 from etude.core.errors import RequestError, TrainingError
-from etude.core.message import Message, message_key
+from etude.core.message import Message, message_key, thinking_key
 from etude.core.sample import Kind, Pair, Sample, SampleOrPair, Turn, shared_length
 from etude.protocols.tree import EpisodeTree
 

@@ -10,18 +10,18 @@ from pathlib import Path
 from threading import Event
 from typing import Any
 
-from etude.algorithms.algorithm import Algorithm
-from etude.backends.job_training import FinishedJob, Job, News, learner_options, units_of_groups
+from etude.algorithms.algorithm import Algorithm, read_groups
+from etude.backends.job_training import FinishedJob, Job, News, learner_options
 from etude.backends.job_worker import JobFolder, JobOrder, ProcessJob, program
 from etude.backends.state_folders import JobContent, StateFolders
 from etude.backends.trainer_adapter import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.config.import_path import import_object, make_importable
 from etude.config.registry import load_entry_points
-from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion
 from etude.core.keys import content_hash, fold
+from etude.core.sample import TrajectoryCollection
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.team import Team
 from etude.models.device import dtype_name
@@ -195,7 +195,7 @@ class ClusterOrder(JobOrder):
         algorithm: Algorithm = import_object(self.algorithm).model_validate(self.algorithm_options)
         versions, data = StateFolders(self.versions, "v", "version"), self.collection
         policy = self._policy(team)
-        groups = units_of_groups(data.groups, algorithm, policy.template)
+        groups = read_groups(data.groups, algorithm, policy.template.encoder)
         job = Job(self.job, algorithm, self.config, data, groups, self.content, self.seed, self.number)
         learner = Learner(policy, self.options, team)
         begins_from = 0 if self.begins_from is None else self.begins_from.number

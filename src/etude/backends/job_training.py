@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import math
 import platform
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import chain
 from threading import Event
@@ -17,23 +17,26 @@ from typing import Literal, TypeAlias
 from pydantic import BaseModel
 from torch import OutOfMemoryError
 
-from etude.algorithms.algorithm import Algorithm, read_groups
+from etude.algorithms.algorithm import Algorithm
 from etude.backends.state_folders import JobContent, MadeVersion, StateFolders, VersionWriter
 from etude.backends.trainer_adapter import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.config.import_path import where_raised
-from etude.core.call import ChatRequest
-from etude.core.conversion import Encoder, TrainingUnit, TrajectoryCollection
 from etude.core.errors import EtudeError, TrainingError, first_line
 from etude.core.job import ModelVersion
-from etude.core.message import Message
-from etude.core.sample import Pair, Sample, SampleOrPair, Unit, has_gradient, is_trained, trained_tokens
+from etude.core.sample import (
+    SampleOrPair,
+    TrajectoryCollection,
+    Unit,
+    has_gradient,
+    is_trained,
+    trained_tokens,
+)
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.objective import Objective
 from etude.learner.optimiser import Schedule, Step, plan_steps
 from etude.models.device import available_memory, release_freed_memory, release_threads, shown_bytes
 from etude.models.policy import Policy
-from etude.models.template import ChatTemplate
 from etude.models.weights import load_tensors
 from etude.store.files import WEIGHTS_FILE, delete_left_over
 
@@ -442,15 +445,3 @@ class LocalLearner:
         else:
             self.learner.reset()
         self._optimiser_of = number
-
-
-def units_of_groups(
-    groups: Iterable[Sequence[TrainingUnit]], algorithm: Algorithm, template: ChatTemplate
-) -> list[list[Sample | Pair]]:
-    """Return the samples or pairs of a collection's groups. Raises TrainingError for unusable data."""
-
-    def prompt(messages: Sequence[Message]) -> tuple[int, ...]:
-        return template.prompt(ChatRequest(tuple(messages))).ids
-
-    encoder = Encoder(prompt, template.completion_ids, template.transcript)
-    return read_groups(groups, algorithm, encoder)

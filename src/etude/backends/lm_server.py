@@ -19,10 +19,10 @@ from etude.backends.openai_jobs import OpenAiJobs
 from etude.backends.trainer_adapter import Capabilities, JobHyperparameters, trained_model
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
-from etude.core.conversion import TrajectoryCollection
 from etude.core.data_model import first_fault
 from etude.core.errors import BackendError, CapabilityError
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
+from etude.core.sample import TrajectoryCollection
 from etude.core.secrets import keep_secret
 from etude.core.trajectory import Method
 from etude.engines.openai_compatible import OpenAiLlmConfig

@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from etude.algorithms.algorithm import find_algorithm, gradient_fields, make_algorithm
+from etude.algorithms.algorithm import find_algorithm, gradient_fields, make_algorithm, read_groups
 from etude.backends.cluster_training import ClusterLearners, Learners
-from etude.backends.job_training import FinishedJob, Job, LocalLearner, learner_options, units_of_groups
+from etude.backends.job_training import FinishedJob, Job, LocalLearner, learner_options
 from etude.backends.state_folders import JobContent, StateFolders
 from etude.backends.trainer_adapter import (
     LOCAL_CAPABILITIES,
@@ -20,10 +20,10 @@ from etude.backends.trainer_adapter import (
     job_status,
 )
 from etude.config.finetuning import FinetuneConfig
-from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash, fold
+from etude.core.sample import TrajectoryCollection
 from etude.learner.learner import TrainingCanceled
 from etude.models.device import release_threads
 from etude.models.policy import LoraOptions, Policy
@@ -153,7 +153,7 @@ class LocalAdapter(TrainerAdapter):
         if running is not None or finished is not None:
             return ref
         # Built before the job starts, so that unusable data raise an error here.
-        groups = units_of_groups(trajectories.groups, algorithm, self._policy.template)
+        groups = read_groups(trajectories.groups, algorithm, self._policy.template.encoder)
         skipped = await asyncio.to_thread(algorithm.reason_to_skip, groups)
         if skipped is not None:
             return skipped

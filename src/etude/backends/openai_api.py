@@ -7,20 +7,19 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import httpx
 from pydantic import Field, SecretStr
 
-from etude.algorithms.algorithm import data_kind
+from etude.algorithms.algorithm import data_kind, read_group
 from etude.config.finetuning import TrainerAdapterConfig
-from etude.core.conversion import TrajectoryCollection, item_message, learning_units, to_trajectory
+from etude.core.conversion import item_message
 from etude.core.errors import BackendError, CapabilityError, RequestError, TrainingError
 from etude.core.job import TrainingStatusEnum
 from etude.core.json_text import JsonError, read_json
 from etude.core.message import Message, OpenAIMessage, Tool
-from etude.core.sample import Sample
+from etude.core.sample import Sample, TrajectoryCollection, to_trajectory
 from etude.core.secrets import keep_secret
 from etude.core.training_rows import GrpoRow
 from etude.core.trajectory import DPOItem, EpisodeItem, Trajectory
@@ -216,8 +215,7 @@ def rows_for_api(collection: TrajectoryCollection) -> Iterator[dict[str, Any]]:
     kind = data_kind(collection.method)
     for group in collection.groups:
         if kind == "samples" and group:
-            units = chain.from_iterable(learning_units(unit, kind) for unit in group)
-            row = GrpoRow.from_group([unit for unit in units if isinstance(unit, Sample)])
+            row = GrpoRow.from_group([unit for unit in read_group(group, kind) if isinstance(unit, Sample)])
             yield row.model_dump(mode="json", exclude_none=True)
         for trajectory in map(to_trajectory, group) if kind != "samples" else ():
             if kind == "imitation":

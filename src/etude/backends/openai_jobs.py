@@ -35,10 +35,10 @@ from etude.backends.trainer_adapter import (
 )
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
-from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import BackendError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash, fold
+from etude.core.sample import TrajectoryCollection
 from etude.core.trajectory import Method
 from etude.engines.openai_compatible import OpenAiLlmConfig
 from etude.wire.retries import USUAL, with_retries

@@ -17,11 +17,10 @@ from etude.algorithms.collecting import Collecting, TrajectoryBuilder
 from etude.config.builder import Builder
 from etude.config.component import CHANGEABLE, LlmConfig
 from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
-from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import CapabilityError
 from etude.core.interfaces import wrap_implementations
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
-from etude.core.sample import Kind
+from etude.core.sample import Kind, TrajectoryCollection
 from etude.core.trajectory import Method
 from etude.engines.local import OpponentsConfig
 from etude.engines.openai_compatible import OpenAiLlmConfig

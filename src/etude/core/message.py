@@ -38,6 +38,12 @@ def message_text(message: Message) -> str:
     return "" if content is None else str(content)
 
 
+def plain_text(message: Message) -> str:
+    """Return the text of a message, or its tool calls as JSON if it has no text."""
+    calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
+    return message_text(message) or (json.dumps(calls, ensure_ascii=False) if calls else "")
+
+
 def is_text(message: Message) -> bool:
     """Return whether the content is only text: a string, None, or parts of type `text`."""
     content = message.get("content")
@@ -82,6 +88,11 @@ def message_key(message: Message) -> str:
     calls = [_call_key(call.get("function", call)) for call in message.get("tool_calls") or ()]
     content = message_text(message) if is_text(message) else message["content"]
     return json.dumps([message.get("role"), content, calls], sort_keys=True, default=str)
+
+
+def thinking_key(message: Message) -> tuple[str, str]:
+    """Return a key that is equal for messages with equal content and equal thinking."""
+    return message_key(message), str(message.get("reasoning_content") or "")
 
 
 def is_same(recorded: Message, sent: Message) -> bool:

@@ -1,13 +1,22 @@
-"""Samples: the one value from the recorder's branches to the gradient, also in files and on the wire."""
+"""Samples: the one value from the recorder's branches to the gradient, also in files and on the wire.
 
+A collection holds those of one epoch. Its trajectories are a view of them, made when a user's part asks.
+"""
+
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import gt, mul
-from typing import Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias, TypeGuard, cast
+
+from pydantic import Field, GetPydanticSchema, InstanceOf, computed_field, field_validator
+from pydantic_core import to_json
 
 from etude.core.call import PLAIN_SAMPLING, Sampling
+from etude.core.data_model import DataModel
 from etude.core.errors import TrainingError
-from etude.core.message import Message, Tool
+from etude.core.message import Message, OpenAIMessage, Tool, message_text, plain_text, thinking_key
+from etude.core.trajectory import MESSAGE_FIELDS, DPOItem, EpisodeItem, EpisodeItemRole, Method, Trajectory
 
 Kind = Literal["samples", "pairs", "imitation"]
 """The data that an algorithm needs: samples with logprobs, pairs, or samples to imitate without logprobs."""
@@ -203,9 +212,25 @@ class Pair:
 SampleOrPair: TypeAlias = Sample | Pair
 """The unit of learning. The two samples of a pair share one optimiser step and one micro-batch."""
 
+TrainingUnit: TypeAlias = SampleOrPair | Trajectory
+"""A sample or a pair, or either of them as a trajectory."""
 
 Unit: TypeAlias = Sequence[Sample]
 """Samples that must be trained on together: one, or (chosen, rejected)."""
+
+
+def is_complete(unit: TrainingUnit, kind: Kind, *, needs_logprobs: bool) -> TypeGuard[SampleOrPair]:
+    """Return whether a unit is what a learner of this kind of data takes, with all its tokens."""
+    return (
+        not isinstance(unit, Trajectory)
+        and isinstance(unit, Pair) == (kind == "pairs")
+        and all(
+            sample.ids
+            and not any(turn.replaced for turn in sample.turns)
+            and not (needs_logprobs and sample.logprobs is None)
+            for sample in unit.samples
+        )
+    )
 
 
 def has_gradient(unit: Unit) -> bool:
@@ -235,3 +260,207 @@ def shared_length(a: Sequence[Any], b: Sequence[Any]) -> int:
         else:
             differs = middle
     return same
+
+
+_ROLES = {role.value: role for role in EpisodeItemRole} | {"developer": EpisodeItemRole.SYSTEM}
+
+_AS_LISTS = list[list[InstanceOf[Sample] | InstanceOf[Pair] | Trajectory]]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFigures:
+    """A group of a collection without its data, for metrics and the curriculum."""
+
+    example: str | None
+    size: int
+    """The number of its units."""
+    rewards: Sequence[float]
+    """The rewards of all its episodes if the builder tells them, else of its units: an episode may have
+    several units, and a pair only has a difference of rewards."""
+    returns: Sequence[float | None]
+    """The returns of all turns, in units whose agent gave step rewards."""
+
+
+class TrajectoryCollection(DataModel):
+    """The samples or pairs of one epoch, in groups. A group starts from one example (or one turn)."""
+
+    groups: Annotated[
+        Sequence[Sequence[TrainingUnit]], GetPydanticSchema(lambda _, schema: schema(_AS_LISTS))
+    ] = Field(default_factory=list, alias="trajectories", exclude=True)
+    """The units as their maker passed them: samples, pairs or trajectories."""
+    run_id: str
+    method: Method = "grpo"
+    """The algorithm that the units were made for."""
+
+    @field_validator("groups", mode="before")
+    @classmethod
+    def _are_groups(cls, groups: Any) -> Any:
+        units = Sample | Pair | Trajectory
+        if isinstance(groups, list | tuple) and any(isinstance(each, units) for each in groups):
+            raise ValueError("a collection is a list of groups, each a list of trajectories: [[first, …], …]")
+        return groups
+
+    def __len__(self) -> int:
+        """Return the number of units in all groups together."""
+        return sum(map(len, self.groups))
+
+    @property
+    def figures(self) -> list[GroupFigures]:
+        """The figures of each group."""
+        return [
+            GroupFigures(
+                _example(group[0]) if group else None,
+                len(group),
+                tuple((group[0].group_rewards if group else None) or [unit.reward for unit in group]),
+                [value for unit in group for value in _returns(unit) or ()],
+            )
+            for group in self.groups
+        ]
+
+    @computed_field(repr=False)  # type: ignore[prop-decorator]  # the order that pydantic documents
+    @property
+    def trajectories(self) -> list[list[Trajectory]]:
+        """The groups as trajectories, converted on first use. They then replace the samples and pairs, so
+        that changes to them count."""
+        if not all(isinstance(unit, Trajectory) for group in self.groups for unit in group):
+            self.groups = [[*map(to_trajectory, group)] for group in self.groups]
+        return cast("list[list[Trajectory]]", self.groups)
+
+    @trajectories.setter
+    def trajectories(self, groups: Sequence[Sequence[TrainingUnit]]) -> None:
+        """Replace the groups."""
+        self.groups = groups
+
+    def data_hash(self) -> str:
+        """Hash the data, regardless of the collection's name. Returns 32 hexadecimal digits."""
+        digest = hashlib.blake2b(self.method.encode(), digest_size=16)
+        for group in self.groups:
+            digest.update(b"\n[")
+            for unit in group:
+                digest.update(to_json(unit, fallback=float, inf_nan_mode="constants") + b"\n")
+        return digest.hexdigest()
+
+    def model_copy(self, *, update: Any = None, deep: bool = False) -> Self:
+        """Return a copy with other fields, which may include `trajectories`."""
+        changes = dict(update or {})
+        if "trajectories" in changes:
+            changes["groups"] = changes.pop("trajectories")
+        return super().model_copy(update=changes, deep=deep)
+
+
+def _example(unit: TrainingUnit) -> str | None:
+    return unit.example_id if isinstance(unit, Trajectory) else unit.samples[0].example
+
+
+def _returns(unit: TrainingUnit) -> Sequence[float | None] | None:
+    if isinstance(unit, Trajectory):
+        return unit.shaped_rewards
+    return unit.returns if isinstance(unit, Sample) else None
+
+
+def to_trajectory(unit: TrainingUnit) -> Trajectory:
+    """Return a sample or a pair as a trajectory. The reward of a pair is the difference of the two."""
+    if isinstance(unit, Trajectory):
+        return unit
+    first = unit.samples[0]
+    facts: dict[str, Any] = {"id": first.example}
+    if isinstance(unit, Pair):
+        fields: dict[str, Any] = {"episode": [_preference(unit)]}
+    else:
+        facts |= {"generation": unit.generation, "episode": unit.episode, "branch": unit.branch}
+        facts |= {"agent": unit.agent} if unit.agent is not None else {}
+        facts |= unit.notes
+        fields = {"episode": _items(unit), "shaped_rewards": unit.returns}
+    return Trajectory(
+        reward=unit.reward,
+        example_id=first.example,
+        episode_id=first.episode,
+        agent=first.agent,
+        tools=list(first.tools) or None,
+        group_rewards=None if unit.group_rewards is None else list(unit.group_rewards),
+        metadata=facts,
+        **fields,
+    )
+
+
+def _items(sample: Sample) -> list[EpisodeItem]:
+    """Return the messages in order, with all tokens; for a sample without messages, only the answers."""
+    items: list[EpisodeItem] = []
+    seen = 0
+    for turn, tokens in sample.answers:
+        index = turn.message
+        items += map(_prompt_item, sample.messages[seen : max(index, 0)])
+        seen = index + 1
+        message = sample.messages[index] if index >= 0 else {}
+        own = tokens if sample.ids else tokens | {"context_ids": None, "token_ids": turn.token_ids}
+        own["logprobs"] = own["logprobs"] or turn.logprobs or ()
+        if turn.replaced:
+            own |= {"token_ids": None, "logprobs": ()}
+        item = EpisodeItem(
+            role=EpisodeItemRole.ASSISTANT,
+            content=message_text(message),
+            replaced=turn.replaced,
+            sampling=turn.sampling,
+            model_version=turn.model_version,
+            finish_reason=turn.finish_reason,
+            call=turn.call,
+            function=turn.function,
+            metadata=_extras(message) or None,
+            **own,
+        )
+        items.append(item)
+    return [*items, *map(_prompt_item, sample.messages[seen:])]
+
+
+def _prompt_item(message: Message) -> EpisodeItem:
+    """Return a prompt message as an item. An assistant message that the agent wrote counts as given."""
+    role = _ROLES.get(str(message.get("role")), EpisodeItemRole.OTHER)
+    spoken: dict[str, Any] = {"logprobs": (), "given": True} if role is EpisodeItemRole.ASSISTANT else {}
+    return EpisodeItem(role=role, content=message_text(message), metadata=_extras(message) or None, **spoken)
+
+
+def _extras(message: Message) -> dict[str, Any]:
+    extras = {key: message[key] for key in MESSAGE_FIELDS if message.get(key) is not None}
+    if isinstance(message.get("content"), list):
+        extras["content"] = message["content"]
+    return extras
+
+
+def _preference(pair: Pair) -> DPOItem:
+    sides = (pair.chosen.messages, pair.rejected.messages)
+    shared = shared_length(*([*map(thinking_key, messages)] for messages in sides))
+    chosen, rejected = (messages[shared:] for messages in sides)
+    start = pair.shared
+    tokens: dict[str, Any] = {}
+    if pair.chosen.ids and pair.rejected.ids:
+        tokens["prompt_ids"] = pair.chosen.ids[:start]
+        for name, sample in (("chosen", pair.chosen), ("rejected", pair.rejected)):
+            tokens[f"{name}_ids"] = sample.ids[start:]
+            tokens[f"{name}_mask"] = sample.mask[start:]
+            if sample.logprobs is not None:
+                tokens[f"{name}_logprobs"] = sample.logprobs[start:]
+    return DPOItem(
+        prompt=[*map(_flat, pair.chosen.messages[:shared])],
+        chosen_response=_response(chosen),
+        rejected_response=_response(rejected),
+        chosen_messages=[*map(_flat, chosen)],
+        rejected_messages=[*map(_flat, rejected)],
+        sampling=pair.chosen.turns[0].sampling,
+        turns=len(pair.chosen.turns),
+        chosen_episode=pair.chosen.episode,
+        rejected_episode=pair.rejected.episode,
+        **tokens,
+    )
+
+
+def _flat(message: Message) -> OpenAIMessage:
+    """Return the message with its content as text. Parts that are not text are dropped."""
+    flat = {"content": message_text(message)} if isinstance(message.get("content"), list) else {}
+    return OpenAIMessage.model_validate(message | flat)
+
+
+def _response(messages: Sequence[Message]) -> str:
+    """Return one reply as its text, and a longer continuation as a transcript."""
+    if len(messages) == 1:
+        return plain_text(messages[0])
+    return "\n\n".join(f"[{str(message.get('role')).upper()}]: {plain_text(message)}" for message in messages)

@@ -26,6 +26,10 @@ class EpisodeItemRole(StrEnum):
     OTHER = "other"
 
 
+MESSAGE_FIELDS = ("reasoning_content", "tool_calls", "tool_call_id", "name", "function_call", "refusal")
+"""The fields of a message that an item has in its metadata."""
+
+
 class EpisodeItem(DataModel):
     """One message of an episode. Only assistant items are trained on."""
 

@@ -7,7 +7,6 @@ from itertools import islice
 
 from etude.backends.state_folders import JobNameTakenError
 from etude.backends.trainer_adapter import JobHyperparameters, TrainerAdapter, check_start, pauses
-from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import EtudeError, JobStillRunning, RequestError, TrainingError
 from etude.core.interfaces import Engine
 from etude.core.job import (
@@ -20,6 +19,7 @@ from etude.core.job import (
     TrainingStatusEnum,
 )
 from etude.core.records import JobPlan, JobPlanned, LineageEntry, StartWeights
+from etude.core.sample import TrajectoryCollection
 from etude.engines.ledger import Ledger
 from etude.groups.agents import ModelSettings
 from etude.processes.status import Watchdog

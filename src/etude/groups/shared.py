@@ -14,11 +14,11 @@ from pydantic import BaseModel, ValidationError
 from etude.backends.lm_server import LanguageModelClient, LmServerAdapter
 from etude.backends.openai_api import TrainingJobNotFoundClientError
 from etude.backends.openai_jobs import OpenAiJobs
-from etude.core.conversion import TrainingUnit, TrajectoryCollection
 from etude.core.errors import CapabilityError, RequestError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.keys import content_hash
 from etude.core.records import GroupChanged, LineageEntry
+from etude.core.sample import TrainingUnit, TrajectoryCollection
 from etude.core.trajectory import Method
 from etude.groups.agents import (
     GroupAgent,

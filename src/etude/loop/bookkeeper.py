@@ -13,7 +13,6 @@ from etude.algorithms.algorithm import data_kind
 from etude.algorithms.collecting import TrajectoryBuilder
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import FinetuneConfig
-from etude.core.conversion import GroupFigures
 from etude.core.data_model import finite
 from etude.core.errors import EtudeError, JobStillRunning, RunStopped, TrainingError
 from etude.core.evaluation import EvalOutput
@@ -22,6 +21,7 @@ from etude.core.interfaces import Progress, innermost
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.json_text import json_facts
 from etude.core.records import JobDropped, JobEnded, MetricsAdded, Record, RunEnded, SampledFrom
+from etude.core.sample import GroupFigures
 from etude.groups.agents import ModelSettings
 from etude.groups.model_jobs import ModelJobs
 from etude.groups.opponents import OpponentPool

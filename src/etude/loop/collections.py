@@ -16,11 +16,11 @@ from typing import Any
 
 from etude.algorithms.algorithm import data_kind
 from etude.algorithms.samples import EVERY_FUNCTION, is_targeted
-from etude.core.conversion import TrainingUnit, TrajectoryCollection
 from etude.core.episode import SIMULATED_USER, EpisodeRecord, Example
 from etude.core.errors import RequestError, TrainingError, nearest
 from etude.core.evaluation import EvalInput, EvaluationRunOutput
 from etude.core.job import ModelVersion
+from etude.core.sample import TrainingUnit, TrajectoryCollection
 from etude.core.trajectory import EpisodeItem, Trajectory
 from etude.rollout.evaluation import Evaluation, OnEpisode, merge_outputs
 from etude.rollout.phases import collection_phase, current_part, phase_name

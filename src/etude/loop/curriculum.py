@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from etude.config.finetuning import CurriculumLearningConfig
-from etude.core.conversion import GroupFigures
 from etude.core.keys import generator
+from etude.core.sample import GroupFigures
 
 State = dict[str, Any]
 """`current_percentile`, `epochs_at_percentile`, `last_expansion_epoch` (-1: never), `total_groups` (with

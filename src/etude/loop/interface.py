@@ -11,12 +11,12 @@ from typing import Any, ClassVar, TypeAlias
 from etude.algorithms.collecting import TrajectoryBuilder
 from etude.backends.trainer_adapter import TrainerAdapter
 from etude.config.finetuning import CurriculumLearningConfig, FinetuneConfig, TrainerConfig
-from etude.core.conversion import TrajectoryCollection
 from etude.core.data_model import finite
 from etude.core.errors import EtudeError, RequestError
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.interfaces import wrap_implementations
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
+from etude.core.sample import TrajectoryCollection
 from etude.loop.bookkeeper import Bookkeeper
 from etude.loop.curriculum import apply_curriculum, initial_state, with_sets
 from etude.loop.metrics import reward_metrics, validation_metrics

@@ -6,10 +6,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from etude.core.conversion import GroupFigures
 from etude.core.episode import cut_off_share
 from etude.core.evaluation import EvaluationRunOutput
 from etude.core.history import History
+from etude.core.sample import GroupFigures
 from etude.core.stats import Bounds, Distribution, estimate
 
 _RAW = ("rewards", "scores", "bounds", "reward")

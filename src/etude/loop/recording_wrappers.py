@@ -14,7 +14,6 @@ from etude.backends.trainer_adapter import TrainerAdapter, check_run
 from etude.config.builder import TargetBuilder
 from etude.config.finetuning import FinetuneConfig
 from etude.config.import_path import where_raised
-from etude.core.conversion import TrajectoryCollection
 from etude.core.data_model import finite, name_type
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import EtudeError, RequestError, RunStopped, StoreError, TrainingError
@@ -23,6 +22,7 @@ from etude.core.interfaces import Progress, WrongReturnError, innermost
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.json_text import json_facts
 from etude.core.records import JobDropped, JobEnded, Submission
+from etude.core.sample import TrajectoryCollection
 from etude.loop.bookkeeper import Bookkeeper, describe, end_run, require_trained
 from etude.loop.interface import Trainer
 from etude.loop.lifecycle import recover

@@ -12,13 +12,13 @@ from pydantic import Field
 from etude.config.component import CHANGEABLE
 from etude.config.finetuning import FinetuneConfig, TrainerConfig
 from etude.config.registry import config_factory, register_trainer
-from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import EtudeError
 from etude.core.history import History, ValidationEntry
 from etude.core.interfaces import Progress, WrongReturnError
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.json_text import json_facts
 from etude.core.records import JobDropped
+from etude.core.sample import TrajectoryCollection
 from etude.loop.bookkeeper import describe, end_run, record_failure, require_trained
 from etude.loop.curriculum import with_sets
 from etude.loop.interface import Trainer

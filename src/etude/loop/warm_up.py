@@ -10,14 +10,13 @@ from typing import Any
 
 from etude.backends.trainer_adapter import JobHyperparameters
 from etude.config.finetuning import Transcript, WarmUpConfig, read_transcripts
-from etude.core.conversion import TrajectoryCollection
 from etude.core.data_model import finite
 from etude.core.errors import EtudeError, TrainingError
 from etude.core.history import Score, WarmUpEntry, WarmUpJob
 from etude.core.job import Skipped, TrainingJobStatus
 from etude.core.keys import shuffled_forever
 from etude.core.records import JobDropped
-from etude.core.sample import Sample, Turn
+from etude.core.sample import Sample, TrajectoryCollection, Turn
 from etude.loop.bookkeeper import Bookkeeper, record_failure
 from etude.loop.metrics import validation_metrics
 

@@ -12,6 +12,7 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 from etude.core.call import Call, ChatRequest, Completion, continues
+from etude.core.conversion import Encoder
 from etude.core.errors import RequestError
 from etude.core.message import Message, Tool, message_text
 from etude.core.sample import shared_length
@@ -153,6 +154,15 @@ class ChatTemplate:
     def completion_ids(self, text: str) -> tuple[int, ...]:
         """Return the token ids of an answer that was written, not sampled, with its end of turn."""
         return self.rendering.ids(text + self._end_of_turn)
+
+    @cached_property
+    def encoder(self) -> Encoder:
+        """Tokenises training data that was never sampled."""
+
+        def prompt(messages: Sequence[Message]) -> tuple[int, ...]:
+            return self.prompt(ChatRequest(tuple(messages))).ids
+
+        return Encoder(prompt, self.completion_ids, self.transcript)
 
     @cached_property
     def call_form(self) -> CallForm | None:

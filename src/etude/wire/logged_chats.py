@@ -21,13 +21,12 @@ from etude.config.component import DatasetConfig
 from etude.config.data_files import read_json_list, read_jsonl, read_parquet
 from etude.config.registry import register_dataset
 from etude.core.call import Call, ChatRequest, Completion
-from etude.core.conversion import plain_text
 from etude.core.episode import WORKFLOW, EpisodeRecord, Event, Example, LoggedExample
 from etude.core.errors import DatasetError, RequestError
 from etude.core.evaluation import LARGEST_SCORE
 from etude.core.json_text import read_json
 from etude.core.keys import content_hash, fold
-from etude.core.message import is_text, message_key, message_text
+from etude.core.message import is_text, message_key, message_text, plain_text
 from etude.core.records import RunEnded
 from etude.core.secrets import masked_data
 from etude.store.episodes import read_episode, stored_episodes, write_episode

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 from etude.backends.state_folders import JobContent
 from etude.backends.trainer_adapter import Capabilities, TrainerAdapter, check_method, job_status
 from etude.config.finetuning import FinetuneConfig
-from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import EtudeError, TrainingError
 from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash
+from etude.core.sample import TrajectoryCollection
 from etude.core.trajectory import Trajectory
 from etude.integrations.art.client import (
     ArtClient,

@@ -17,10 +17,10 @@ import httpx
 from pydantic import BaseModel, Field, FiniteFloat, PrivateAttr, TypeAdapter, ValidationError
 
 from etude.backends.state_folders import JobContent
-from etude.core.conversion import TrajectoryCollection
 from etude.core.errors import CapabilityError, StoreError, TrainingError
 from etude.core.job import ModelVersion, TrainingStatusEnum
 from etude.core.message import Tool
+from etude.core.sample import TrajectoryCollection
 from etude.core.secrets import keep_secret
 from etude.core.trajectory import EpisodeItem, EpisodeItemRole, Trajectory
 from etude.engines.http_client import UNCOMPRESSED, limit_answer
