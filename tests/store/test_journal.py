@@ -54,70 +54,15 @@ async def test_a_value_is_kept_when_its_owner_is_cancelled_while_it_is_stored(jo
     assert journal.get("a") == 1
 
 
-async def test_steps_of_one_key_at_the_same_time_run_once(journal: Journal) -> None:
-    release = asyncio.Event()
-    calls: list[int] = []
-
-    async def slow():
-        calls.append(1)
-        await release.wait()
-        return len(calls)
-
-    steps = [asyncio.create_task(journal.step("a", slow)) for _ in range(5)]
-    await asyncio.sleep(0)
-    release.set()
-    assert await asyncio.gather(*steps) == [1, 1, 1, 1, 1]
-
-
-async def test_all_who_wait_for_a_step_see_its_error_and_nothing_is_stored(journal: Journal) -> None:
-    release = asyncio.Event()
-
+async def test_a_step_that_fails_stores_nothing_and_runs_again(journal: Journal) -> None:
     async def fail():
-        await release.wait()
         raise ValueError("no")
 
-    steps = [asyncio.create_task(journal.step("a", fail)) for _ in range(3)]
-    await asyncio.sleep(0)
-    release.set()
-    outcomes = await asyncio.gather(*steps, return_exceptions=True)
-    assert [type(outcome) for outcome in outcomes] == [ValueError] * 3
+    with pytest.raises(ValueError, match="no"):
+        await journal.step("a", fail)
     assert "a" not in dict(journal.scan())
     fn, _ = count_calls(7)
     assert await journal.step("a", fn) == 7
-
-
-async def test_when_a_step_is_cancelled_another_waiter_takes_it_over(journal: Journal) -> None:
-    started = asyncio.Event()
-
-    async def never():
-        started.set()
-        await asyncio.Event().wait()
-
-    fn, calls = count_calls("taken over")
-    first = asyncio.create_task(journal.step("a", never))
-    await started.wait()
-    second = asyncio.create_task(journal.step("a", fn))
-    await asyncio.sleep(0)
-    first.cancel()
-    assert await second == "taken over"
-    assert len(calls) == 1
-    assert first.cancelled()
-
-
-async def test_a_result_is_kept_when_its_owner_is_cancelled_while_it_is_stored(journal: Journal) -> None:
-    calls: list[int] = []
-    sampled = asyncio.Event()
-
-    async def fn():
-        calls.append(1)
-        sampled.set()
-        return "paid for"
-
-    step = asyncio.create_task(journal.step("a", fn))
-    await sampled.wait()
-    step.cancel()
-    assert await journal.step("a", fn) == "paid for"
-    assert len(calls) == 1
 
 
 async def test_a_value_that_is_no_json_is_refused_by_name(journal: Journal) -> None:

@@ -1,8 +1,8 @@
-"""The journal: every effect of a run is a step that happens once.
+"""The journal: every effect of a run happens once, and is stored under a key.
 
-`step(key, fn)` returns the value stored under the key, or runs `fn` and stores its result. A run that was
-killed takes the same steps again, and gets back everything that it had paid for. The records of each trained
-model are a list in the journal, which add up to its state.
+A run looks under a key before it does something, and does it only if nothing is stored there. So a run that
+was killed takes the same way again, and gets back everything that it had paid for. The records of each
+trained model are a list in the journal, which add up to its state.
 """
 
 import asyncio
@@ -67,7 +67,6 @@ class Journal:
         self._reader_lock = threading.Lock()
         self.writer = None if read_only else Writer(self.path)
         """The thread that writes, with its counts. None if the journal is only read."""
-        self._running: dict[str, Waiter] = {}
         self._keys: set[str] | None = None
         """All keys of a journal that is written. Others need no look into the file."""
         self._numbers: Iterator[int] | None = None
@@ -79,49 +78,16 @@ class Journal:
     async def step(self, key: str, fn: Callable[[], Awaitable[Json]]) -> Json:
         """Return the stored value of the step `key`, or else run `fn` and return its committed result.
 
-        Steps with one key that run at the same time run `fn` once. When `fn` raises, nothing is stored. The
-        value is returned as JSON keeps it (a tuple as a list): a resumed run sees no difference.
+        Only one task may ask for a key at a time. When `fn` raises, nothing is stored. The value is returned
+        as JSON keeps it (a tuple as a list): a resumed run sees no difference.
 
         Raises the errors of `fn`, TypeError for a value that is not JSON, StoreError when the journal fails.
         """
-        while True:
-            text = self._lookup(key)
-            if text is not None:
-                return json.loads(text)
-            running = self._running.get(key)
-            if running is None:
-                break
-            # Then look again: the other call has stored the value, or was cancelled and left none.
-            await asyncio.shield(running)
-        loop = asyncio.get_running_loop()
-        running = self._running[key] = loop.create_future()
-        try:
+        text = self._lookup(key)
+        if text is None:
             text = _dumps(key, await fn())
-            # Two futures: if this task is cancelled now, the value is still stored, and others wait for it.
-            stored: Waiter = loop.create_future()
-            self._require_writer().submit(self._put(key, text), stored, running)
-        except BaseException as error:
-            if isinstance(error, asyncio.CancelledError):
-                running.set_result(None)
-            else:
-                running.set_exception(error)
-            # At once, so that the next caller runs the step again.
-            self._forget(key, running)
-            raise
-        try:
-            await stored
-        finally:
-            if running.done():
-                self._forget(key, running)
-            else:  # Cancelled during the commit.
-                running.add_done_callback(lambda settled: self._forget(key, settled))
+            await self._commit(self._put(key, text))
         return json.loads(text)
-
-    def _forget(self, key: str, settled: Waiter) -> None:
-        if self._running.get(key) is settled:
-            del self._running[key]
-        if not settled.cancelled():
-            settled.exception()  # Seen: without other waiters, asyncio would report it as lost.
 
     def get(self, key: str, default: Json = None) -> Json:
         """Return the value stored under `key`, or `default`. Raises StoreError when it cannot be read."""
