@@ -1,5 +1,6 @@
 """Algorithms of a user's own, each in one file: in `local` through a config, and at a server that has it."""
 
+import json
 import math
 import shutil
 from pathlib import Path
@@ -105,8 +106,7 @@ def test_a_loss_is_that_of_the_nearest_known_algorithm_that_has_it(project):
 
 async def test_a_server_that_does_not_know_an_advantage_gets_it_as_data(project):
     config("max_rl:MaxRL")
-    server = LmStandIn()
-    data = grpo_data().model_copy(update={"method": "max_rl:MaxRL"})
+    server, data = LmStandIn(), grpo_data().model_copy(update={"method": "max_rl:MaxRL"})
     adapter = server.adapter()
     adapter.algorithm = make_algorithm("max_rl:MaxRL", {"clip_high": 0.3})
     await adapter.submit(data)
@@ -118,14 +118,14 @@ async def test_a_server_that_does_not_know_an_advantage_gets_it_as_data(project)
     assert sent == [values[0] for values in expected]
 
 
-async def test_a_job_anywhere_has_all_options_of_ones_own_algorithm(project, tmp_path):
+@pytest.mark.parametrize("floor", [None, -math.inf])
+async def test_a_job_anywhere_has_all_options_of_ones_own_algorithm(project, tmp_path, floor):
     config(PLAIN)
-    own = make_algorithm(PLAIN, {"floor": None, "num_generations": 3})
-    server, data = LmStandIn(), grpo_data().model_copy(update={"method": PLAIN})
-    adapter = server.adapter()
+    own = make_algorithm(PLAIN, {"floor": floor, "num_generations": 3})
+    adapter, data = LmStandIn().adapter(), grpo_data().model_copy(update={"method": PLAIN})
     adapter.algorithm, adapter._algorithms = own, (PLAIN,)
     _, sent = adapter.prepare(data)
-    asked = hyperparameters_for(PLAIN, **sent)
+    asked = hyperparameters_for(PLAIN, **json.loads(json.dumps(sent, allow_nan=False)))
     values = resolve_hyperparameters(PLAIN, asked, 4, None, fine_tuned=False)
     assert job_algorithm(PLAIN, values) == own
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeAlias, TypeVar
 
 from pydantic import ValidationError
+from pydantic_core import from_json, to_json
 
 from etude.algorithms.collecting import Collecting, CollectingBuilder
 from etude.algorithms.samples import UnitGroup
@@ -186,7 +187,7 @@ class Algorithm(Collecting):
         return [[1.0 / max(total, 1e-9)] * len(unit) for unit in units]
 
     def loss(self, logprobs_BT: torch.Tensor, batch: MicroBatch) -> tuple[torch.Tensor, dict[str, float]]:
-        """Return the micro-batch's share of the step's loss and metrics.
+        """Return the micro-batch's share of the step's loss and metrics. Shares are summed.
 
         `logprobs_BT` belong to the policy in training, with gradient. `batch.weights_BT` are normalised.
         """
@@ -223,8 +224,8 @@ def gradient_fields(algorithm: type[Algorithm]) -> list[str]:
 def changed_options(algorithm: Algorithm, of: type[Algorithm] | None = None) -> dict[str, Any]:
     """Return the gradient options (of the class `of`) that differ from their defaults, as JSON."""
     kind = of or type(algorithm)
-    values = algorithm.model_dump(mode="json", include={*gradient_fields(kind)})
-    return {name: value for name, value in values.items() if value != kind.model_fields[name].get_default()}
+    data = from_json(to_json(algorithm.model_dump(include={*gradient_fields(kind)}), inf_nan_mode="strings"))
+    return {name: value for name, value in data.items() if value != kind.model_fields[name].get_default()}
 
 
 def algorithm_type(name: Method) -> type[Algorithm]:

@@ -68,8 +68,7 @@ class JobFolder:
 
     def holders(self) -> list[int]:
         """Return the pids of the processes that train the job."""
-        locks = sorted(self.path.glob("lock*"))
-        return [pid for path in locks if (pid := lock_holder(path)) is not None]
+        return [pid for path in sorted(self.path.glob("lock*")) if (pid := lock_holder(path)) is not None]
 
     def write_order(self, order: JobOrder) -> None:
         """Store the order for the processes. Raises StoreError."""
@@ -94,7 +93,7 @@ class JobFolder:
                     yield News.model_validate_json(line), position
 
 
-class JobOrder(BaseModel, ABC, frozen=True):
+class JobOrder(BaseModel, ABC, frozen=True, ser_json_inf_nan="constants"):
     """All that processes need to train a job, without secrets."""
 
     job: str
