@@ -17,11 +17,6 @@ from tests.support import ScriptedEngine
 from tests.training import FakeAdapter, Interrupted, examples, interrupt, version
 
 
-def ending_as(status, message=None):
-    """A backend whose jobs end with that status."""
-    return lambda found: found.model_copy(update={"status": status, "message": message})
-
-
 async def test_log_progress_writes_metrics_and_rewards_to_another_folder(run, tmp_path):
     (await run.start(num_epochs=2)).log_progress(1, {}, str(tmp_path / "logs"))
     lines = [json.loads(line) for line in (tmp_path / "logs" / "training_metrics.jsonl").open()]
@@ -46,7 +41,8 @@ async def test_validation_comes_before_training_at_every_interval_and_at_the_end
 
 @pytest.mark.parametrize("status", [TrainingStatusEnum.FAILED, TrainingStatusEnum.CANCELED])
 async def test_a_failed_job_ends_the_run_and_a_resumed_run_submits_it_as_another_job(run, status):
-    run.adapter.behave = ending_as(status, "out of memory")
+    ended = {"status": status, "message": "out of memory"}
+    run.adapter.behave = lambda found: found.model_copy(update=ended)
     with pytest.raises(TrainingError, match=f"run-epoch-1 .* ended as '{status}': out of memory"):
         await run.start()
     again = run.restart()

@@ -31,8 +31,6 @@ from etude.show.metrics_files import write_metrics
 from etude.store.run_folder import RunFolder
 from tests.support import ScriptedEngine
 
-REWARD = RewardFunctionConfig(name="correct")
-
 
 async def play(example: Example, episode: Any) -> str:
     return (await episode.chat([{"role": "user", "content": example.inputs["question"]}])).text
@@ -206,7 +204,8 @@ class Run:
         self.watcher = Watcher()
         self.examples = examples(3)
         self.validation: list[Example] = []
-        self.finetuning = FinetuneConfig(enabled=True, reward_function=REWARD, target_model="policy")
+        reward = RewardFunctionConfig(name="correct")
+        self.finetuning = FinetuneConfig(enabled=True, reward_function=reward, target_model="policy")
         self.evaluator: Callable[..., Any] = correct
         self.workflow: Callable[..., Any] = play
         self.make_trainer: Callable[[], Any] | None = None

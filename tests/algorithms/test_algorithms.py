@@ -18,10 +18,6 @@ from etude.rollout.phases import examples_for_epoch
 from tests.algorithms.scripted_episodes import call, conversation, episode, group, ids, make_scored
 
 
-def dpo_trajectories(siblings, config, tally):
-    return [*map(to_trajectory, config.samples(siblings, tally))]
-
-
 def grpo_trajectories(siblings, drop_flat_groups, tally):
     (made,) = Grpo(drop_flat_groups=drop_flat_groups).groups([siblings], tally)
     return [*map(to_trajectory, made.units)]
@@ -97,7 +93,7 @@ def test_a_value_that_an_option_does_not_take_is_told_with_what_was_found(algori
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.sampled_from("abc")), max_size=6))
 def test_dpo_pairs_always_prefer_the_better_of_two_different_responses(siblings):
-    for one in dpo_trajectories(group(*siblings), Dpo(), Tally()):
+    for one in map(to_trajectory, Dpo().samples(group(*siblings), Tally())):
         item = one.episode[0]
         assert one.reward > 0
         assert item.chosen_ids != item.rejected_ids

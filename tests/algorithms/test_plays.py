@@ -60,7 +60,7 @@ async def test_turn_credit_gives_every_answer_its_own_advantage(tmp_path):
     group = answers_of_group(agent_part("verifier", early, late), 1.0, Tally())
     assert group[0].returns == pytest.approx([0.9, 1.0])
     assert group[1].returns == pytest.approx([-1.2, -1.1, -1.0])
-    ((first,), (second,)) = _units(group)
+    ((first,), (second,)) = Grpo(advantage_scale="none").units([group])
     assert sorted(set(first.advantages)) == pytest.approx([0.0, 1.05])
     assert sorted(set(second.advantages)) == pytest.approx([-1.05, 0.0])
 
@@ -69,10 +69,6 @@ async def test_turn_credit_leaves_out_a_play_that_branches(tmp_path):
     record, tally = await play_out(tmp_path, adp(), ["good", "bad", ACCEPT, REJECT], widths=[2, 1]), Tally()
     assert not any(group.units for group in Grpo(credit="turn").groups([[scored_play(record, 0.5)]], tally))
     assert tally.left_out == {BRANCHED: 4}
-
-
-def _units(group):
-    return Grpo(advantage_scale="none").units([group])
 
 
 def preferences(part, tally=None, **config):

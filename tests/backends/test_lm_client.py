@@ -15,8 +15,6 @@ from etude.wire.retries import RetryPolicy
 from tests.backends.lm_stand_in import LmStandIn
 from tests.remote_faults import FAULTS, FaultyEndpoint
 
-SOON = RetryPolicy(first_wait=0.001)
-
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
@@ -86,7 +84,8 @@ async def test_a_wrong_key_is_told_and_not_repeated():
 )
 async def test_what_is_no_answer_of_ours_is_an_error_with_a_name(answer, message):
     transport = httpx.MockTransport(lambda request: answer)
-    client = LanguageModelClient("http://x.invalid", "sk-key", transport=transport, policy=SOON)
+    soon = RetryPolicy(first_wait=0.001)
+    client = LanguageModelClient("http://x.invalid", "sk-key", transport=transport, policy=soon)
     with pytest.raises(BadResponseError, match=message):
         await client.get_server_version()
 

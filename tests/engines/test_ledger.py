@@ -255,11 +255,6 @@ def test_a_prompt_has_no_more_tokens_than_bytes(text: str):
     assert most_tokens(ChatRequest((), prompt=(1, 2, 3))).prompt_tokens == 3
 
 
-def make_ledger(journal: Journal, usd: float) -> Ledger:
-    prices = {"prompt": 1, "completion": 1, "training": 25.0}
-    return Ledger(journal, **with_price({"model_name": BASE, "prices": prices}, budget={"usd": usd}))
-
-
 async def open_jobs(server: StandIn, journal: Journal, ledger: Ledger) -> ModelJobs:
     adapter = OpenAiAdapter(OpenAiAdapterConfig(hyperparameters={"n_epochs": 2}), server.client(), BASE)
     await adapter.initialize(FinetuneConfig())
@@ -269,7 +264,8 @@ async def open_jobs(server: StandIn, journal: Journal, ledger: Ledger) -> ModelJ
 
 
 async def test_a_job_counts_as_the_most_it_may_train_on_and_then_as_the_api_says(journal: Journal):
-    server, ledger = StandIn(), make_ledger(journal, 1.0)
+    priced = {"model_name": BASE, "prices": {"prompt": 1, "completion": 1, "training": 25.0}}
+    server, ledger = StandIn(), Ledger(journal, **with_price(priced, budget={"usd": 1.0}))
     line = await open_jobs(server, journal, ledger)
     data = imitations()
     tokens = line.adapter.charged_tokens(data)

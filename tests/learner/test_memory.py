@@ -42,8 +42,6 @@ def test_what_was_freed_goes_back_to_the_system():
 
 OPTIONS = LearnerOptions(learning_rate=1e-5, weight_decay=0.1, schedule=Schedule("cosine", trainings=3))
 STEPS = {"batch_size": 4, "passes": 1}
-RESOLUTION = 2.0**-8
-"""Of a bfloat16 number: half of the way to the next one, at most."""
 
 
 def half_policy():
@@ -99,8 +97,8 @@ def test_steps_far_below_the_resolution_move_the_model_as_in_float32():
         assert torch.equal(weight, masters[name].to(torch.bfloat16))
     name = "model.layers.0.mlp.up_proj.weight"
     large = start[name].abs() > 0.25
-    # Each of these steps is a fiftieth of what would change a bfloat16 number of this size at all.
-    assert 0.25 * RESOLUTION / 50 > 1e-5
+    # Each of these steps is a fiftieth of what would change a bfloat16 number of this size: 2**-8 of it.
+    assert 0.25 * 2.0**-8 / 50 > 1e-5
     assert float((half.trainable()[name] != start[name])[large].float().mean()) > 0.5
 
 

@@ -158,15 +158,9 @@ def test_weights_that_a_model_is_known_to_come_with_are_no_fault(tmp_path):
         assert_taken(model_folder)
 
 
-def _resize(model_folder: Path, rows: int) -> None:
-    def cut(held: Weights) -> None:
-        held[EMBEDDING] = held[EMBEDDING][:rows].clone()
-
-    change(model_folder, {"vocab_size": rows}, cut)
-
-
 def test_a_tokenizer_of_a_larger_vocabulary_is_refused(model_folder):
-    _resize(model_folder, 200)
+    cut = {"vocab_size": 200}
+    change(model_folder, cut, lambda held: held.update({EMBEDDING: held[EMBEDDING][:200].clone()}))
     assert_refused(model_folder, f"tokenizer of '{model_folder}'", " tokens", "model 200 (", "vocab_size")
 
 

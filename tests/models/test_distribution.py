@@ -57,14 +57,10 @@ def test_truncation_among_few_and_many_likely_tokens(changes, spread):
     assert len(set(mine) ^ set(theirs)) <= (1 if len(theirs) > 1000 else 0)
 
 
-def shapers(model, count: int, **changes):
-    sampling = Sampling(constraint=Constraint("json_object"), **changes)
-    return [model.codec.grammars.shaper(sampling, (8, 9)) for _ in range(count)]
-
-
 def test_rows_that_cannot_go_on_say_why():
     model = policy()
-    wrong = shapers(model, 2)
+    sampling = Sampling(constraint=Constraint("json_object"))
+    wrong = [model.codec.grammars.shaper(sampling, (8, 9)) for _ in range(2)]
     opening = model.tokenizer.convert_tokens_to_ids("a")
     grammar.advance([(each, opening) for each in wrong], model.codec.vocabulary)
     assert wrong[0].shape().allowed is None and "its form" in wrong[0].fault

@@ -157,10 +157,8 @@ def test_reading_a_decision(name: str, text: str, value: float | None) -> None:
     assert SCALES[name].read(text) == (None if value is None else pytest.approx(value))
 
 
-SPEAK = Turn("prover", ("main",))
 MAY = Turn("verifier", ("main",), "may")
 MUST = Turn("verifier", (), "must")
-OUT_OF_100 = SCALES["out_of_100"]
 BOTH = Turn("verifier", ("a", "b"), "may", headers=("To Ann:", "To Bob:"))
 
 
@@ -184,7 +182,7 @@ def test_a_decision_stands_on_a_line_of_its_own(text: str) -> None:
 @given(st.text(max_size=60))
 def test_a_turn_that_may_not_decide_never_does(text: str) -> None:
     for said in (text, f"Decision: accept{text}", f"{text}\nDecision: reject"):
-        act = parse_answer(said, SPEAK)
+        act = parse_answer(said, Turn("prover", ("main",)))
         assert act == (Move({"main": said.strip()}) if said.strip() else Malformed("an empty answer"))
 
 
@@ -199,7 +197,7 @@ def test_a_turn_that_must_decide_never_speaks(text: str) -> None:
     [
         ("Decision: maybe", MAY, "'maybe' is none of: reject | accept"),
         ("Decision:", MAY, "'' is none of: reject | accept"),
-        ("Decision: 120", Turn("v", (), "must", OUT_OF_100), "'120' is none of: 0 … 100"),
+        ("Decision: 120", Turn("v", (), "must", SCALES["out_of_100"]), "'120' is none of: 0 … 100"),
         ("Decision: accept\nDecision: reject", MAY, ": accept, reject"),
         ("I cannot tell", MUST, "'Decision: reject | accept'"),
         ("", MUST, "'Decision: reject | accept'"),

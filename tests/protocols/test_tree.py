@@ -160,14 +160,12 @@ def test_whatever_is_played(protocol: Protocol, seed: int, widths: Any) -> None:
         assert (node.ending is not None) == (node.id not in parents)
     # The answers of a choice stand under the same answers of the others, and come before nothing else.
     for _, answers in tree.answers():
-        contexts = [sorted(_others(tree, node) for node in copies) for copies in answers.values()]
+        contexts = [
+            sorted([(one.round, one.call) for one in tree.path(node) if one.id != node.id] for node in copies)
+            for copies in answers.values()
+        ]
         assert all(context == contexts[0] for context in contexts)
     assert EpisodeTree.from_json(json.loads(json.dumps(tree.to_json()))) == tree
-
-
-def _others(tree: EpisodeTree, node: Node) -> list[tuple[int, int]]:
-    """The calls of everybody else on the way to an answer."""
-    return [(one.round, one.call) for one in tree.path(node) if one.id != node.id]
 
 
 @settings(max_examples=draws(15), deadline=None)
@@ -244,11 +242,6 @@ class Interrupted(ChanceEngine):
         return completion
 
 
-def calls_in(journal: Journal) -> set[int]:
-    """The keys of the requests whose answers are kept."""
-    return {value["key"] for key, value in journal.scan() if "/call/" in key}
-
-
 async def interrupt(protocol: Protocol, widths: object, path: Path, answers: int) -> set[int]:
     """Start a play and stop it after some answers; the keys of those that are kept."""
     engine = Interrupted(answers)
@@ -257,7 +250,7 @@ async def interrupt(protocol: Protocol, widths: object, path: Path, answers: int
         await engine.stuck.wait()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
-        return calls_in(journal)
+        return {value["key"] for key, value in journal.scan() if "/call/" in key}
 
 
 async def finish(protocol: Protocol, widths: object, path: Path) -> tuple[EpisodeRecord, list[int]]:

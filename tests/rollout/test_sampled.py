@@ -50,13 +50,6 @@ def test_lengths_and_entropy_are_of_the_tokens_that_the_model_sampled():
     assert figures["sampled_entropy"] == (1.0 + 3.0 + 4 * 0.5) / 6
 
 
-def spend(budget: ErrorBudget, episodes: int, scores: int) -> None:
-    for number in range(episodes):
-        budget.add("timeout", f"train/1/q{number}/0", "no output within 300 s")
-    for number in range(scores):
-        budget.add("score:correct", f"train/1/s{number}/0", "the evaluator returned None")
-
-
 @given(st.floats(0, 1), st.integers(1, 30), st.data())
 def test_an_early_stop_is_never_hasty(share: float, episodes: int, data: st.DataObject) -> None:
     """A run that is stopped early would have been stopped at its end too."""
@@ -65,7 +58,10 @@ def test_an_early_stop_is_never_hasty(share: float, episodes: int, data: st.Data
     at_the_end = failed > share * episodes or unscored > share * (episodes - failed)
     budget = ErrorBudget(share, episodes)
     try:
-        spend(budget, failed, unscored)
+        for number in range(failed):
+            budget.add("timeout", f"train/1/q{number}/0", "no output within 300 s")
+        for number in range(unscored):
+            budget.add("score:correct", f"train/1/s{number}/0", "the evaluator returned None")
         budget.check(budget.episodes - budget.failed_episodes)
     except ErrorBudgetExceeded:
         assert at_the_end

@@ -60,7 +60,6 @@ _DATA, _METHOD, _TRAINING, _START = "etude_data", "etude_method", "etude_trainin
 
 _SEED_SHIFT = 32
 """Keys have 63 bits, and the API's seeds have 31."""
-_MAX_SUFFIX = 64
 _LONGEST_PAUSE = 60.0
 """The longest pause between two polls, in seconds."""
 _OUTAGE_SECONDS = 1800.0
@@ -322,8 +321,8 @@ def _job_content(metadata: Mapping[str, str] | None) -> JobContent:
 
 
 def _job_suffix(name: str) -> str:
-    """Return a valid model suffix for a job's name. A long name keeps its end, where names differ."""
-    return re.sub(r"[^A-Za-z0-9_-]+", "-", name)[-_MAX_SUFFIX:].lstrip("-_") or "etude"
+    """Return a valid model suffix for a job's name: its last 64 characters, where names differ."""
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name)[-64:].lstrip("-_") or "etude"
 
 
 class OpenAiAdapterConfig(JobsConfig, name="openai"):
@@ -337,10 +336,6 @@ class OpenAiAdapterConfig(JobsConfig, name="openai"):
         """The number of passes over the data: for `auto`, OpenAI's choice for a few hundred rows."""
         given = self.hyperparameters.get("n_epochs", "auto")
         return 3 if given == "auto" else int(given)
-
-
-_FEWEST_BYTES_PER_TOKEN = 3
-"""For the upper bound of a job's tokens."""
 
 
 class OpenAiAdapter(OpenAiJobs):
@@ -371,7 +366,7 @@ class OpenAiAdapter(OpenAiJobs):
     def charged_tokens(self, trajectories: TrajectoryCollection) -> int:
         """Return an upper bound: the bytes of the training file, with 3 bytes per token."""
         epochs = self._hyperparameters.num_epochs or self.adapter_config.epochs
-        return epochs * len(training_file(trajectories)) // _FEWEST_BYTES_PER_TOKEN
+        return epochs * len(training_file(trajectories)) // 3
 
 
 @register_trainer_adapter(config_type=OpenAiAdapterConfig)

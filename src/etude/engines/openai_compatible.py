@@ -123,8 +123,6 @@ def _plain_address(value: str) -> str:
 PlainAddress: TypeAlias = Annotated[str, AfterValidator(_plain_address)]
 """An address without a slash at the end."""
 
-_OWN_FIELDS = frozenset({"model", "messages", "tools", "stream", "n"})
-
 
 class OpenAiLlmConfig(LlmConfig, name="openai"):
     """A model behind an OpenAI-compatible endpoint: OpenAI, vLLM, SGLang, llama.cpp, a router."""
@@ -166,7 +164,7 @@ class OpenAiLlmConfig(LlmConfig, name="openai"):
     @field_validator("extra_body")
     @classmethod
     def _refuse_own_fields(cls, value: dict[str, Any]) -> dict[str, Any]:
-        clash = sorted(_OWN_FIELDS & value.keys())
+        clash = sorted({"model", "messages", "tools", "stream", "n"} & value.keys())
         if clash:
             raise ValueError(f"cannot set {', '.join(clash)}: the engine sets it itself")
         return value

@@ -32,9 +32,6 @@ from etude.wire.dialect import ERROR_HEADER
 from etude.wire.http_server import EndpointServer
 from etude.wire.request_body import change_sampling
 
-_SETTLE_SECONDS = 30.0
-"""Seconds to wait for calls under way before an orderly stop of a run."""
-
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -115,11 +112,11 @@ class Collector:
 
     @asynccontextmanager
     async def wait_for_calls(self) -> AsyncIterator[None]:
-        """Wait for the answers to calls under way, which are paid for. No call begins before the block ends.
+        """Wait up to 30 s for the calls under way, which are paid for. No call begins before the block ends.
 
         Enter it before you stop a collection, and leave it when its episodes are cancelled.
         """
-        waiting, deadline = object(), time.monotonic() + _SETTLE_SECONDS
+        waiting, deadline = object(), time.monotonic() + 30.0
         self._models.settling.add(waiting)
         try:
             while self._models.under_way and time.monotonic() < deadline:  # noqa: ASYNC110  in threads too

@@ -43,7 +43,6 @@ _ATTEMPTS = 3
 """Most times to ask for an answer, if it is malformed."""
 _SCALE = 10.0
 """The best grade of an episode that is judged alone; the worst is 0."""
-_THINKING = "reasoning_content"
 
 
 class _Grade(BaseModel):
@@ -226,7 +225,7 @@ def list_messages(item: EvalInputItem) -> list[Message]:
     model's thinking is not shown.
     """
     said = [] if item.episode is None else _conversations(item.episode)
-    messages = [{key: value for key, value in each.items() if key != _THINKING} for each in said]
+    messages = [{key: value for key, value in each.items() if key != "reasoning_content"} for each in said]
     if not messages or messages[-1].get("content") != item.output_obj:
         messages.append({"role": "output", "content": item.output_obj})
     return messages

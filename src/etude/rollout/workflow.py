@@ -141,9 +141,6 @@ def _name(fn: Callable[..., Any]) -> str:
     return str(getattr(fn, "__name__", type(fn).__name__))
 
 
-_INPUT = re.compile(r"\{(\w+)\}")
-
-
 class AgentConfig(WorkflowConfig, name="agent"):
     """An agent with tools, without code."""
 
@@ -195,7 +192,7 @@ def _fill_inputs(text: str, example: Example, key: str) -> str:
             )
         return str(example.inputs[match[1]])
 
-    return _INPUT.sub(value, text)
+    return re.sub(r"\{(\w+)\}", value, text)
 
 
 def _prompt(example: Example, template: str) -> list[Message]:

@@ -178,9 +178,6 @@ def describe(error: httpx.RequestError) -> str:
     return words
 
 
-_REQUEST_AT_FAULT = frozenset({400, 413, 422})
-
-
 _SHOWN_CHARACTERS = 300
 
 
@@ -243,7 +240,7 @@ def to_failure(status: int, headers: Mapping[str, str], data: bytes) -> Refusal 
     return Refusal(
         reason,
         cause=cause,
-        impossible=status in _REQUEST_AT_FAULT,
+        impossible=status in {400, 413, 422},
         param=param if isinstance(param := fields.get("param"), str) else None,
         is_too_long=fields.get("code") == "context_length_exceeded",
     )
