@@ -35,6 +35,7 @@ def outline(**facts):
         ("agent:solver", {"agents": {"solver", "x"}}, {"agents": {"x"}}),
         ("version>3", {"versions": {2, 4}}, {"versions": {3}}),
         ("version:3", {"versions": {3}}, {"versions": {4}}),
+        ("reward:1", {"reward": 1.0}, {"reward": 0.0}),
         ("apples", {"said": [{"content": "Twelve APPLES"}]}, {"said": [{"content": "pears"}]}),
         ('"twelve apples"', {"said": [["Twelve apples"]]}, {"said": [["apples, twelve"]]}),
         ("text:é", {"said": [["café"]]}, {"said": [["cafe"]]}),
@@ -46,7 +47,9 @@ def test_words(words, fits, not_):
     assert query.fits(outline(**fits)) and not query.fits(outline(**not_))
 
 
-@pytest.mark.parametrize("words", ["reward<", "reward<x", "agent=solver", 'an "open'])
+@pytest.mark.parametrize(
+    "words", ["reward<", "reward<x", "reward < 0", "version:v3", "agent=solver", 'an "open']
+)
 def test_what_cannot_be_meant_is_refused(words):
     with pytest.raises(RequestError):
         parse_query(words)

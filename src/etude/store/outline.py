@@ -156,6 +156,7 @@ _COMPARE = {
     "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "=": operator.eq
 }  # fmt: skip
 _COMPARISON = re.compile(r"([^<>=:\"\s]+)(<=|>=|<|>|=)(\S*)")
+_LONE_COMPARISON = re.compile(r"[<>=]+[-+.\d]*")
 
 WORDS = (
     "failed, failed:timeout, cut-off, drifted, retried, unscored; reward<0.5, also with an evaluator's name, "
@@ -194,6 +195,8 @@ def parse_query(words: str) -> Query:
     texts: list[str] = []
     evaluators: list[str] = []
     for part in parts:
+        if _LONE_COMPARISON.fullmatch(part):
+            raise RequestError(f"the filter word '{part}' compares nothing; write reward<0.5 without blanks")
         negated = part.startswith("-") and len(part) > 1
         test = _test(part[negated:])
         if test is not None:
@@ -210,8 +213,10 @@ def _test(word: str) -> Test | None:
     if word in _FLAGS:
         return lambda episode: any(_FACTS[word](episode))
     name, colon, value = word.partition(":")
+    if colon and name in _TEXTS:
+        return lambda episode: value in _FACTS[name](episode)
     if colon and name in _FACTS:
-        return lambda episode: value in map(str, _FACTS[name](episode))
+        word = f"{name}={value}"
     if (match := _COMPARISON.fullmatch(word)) is None:
         return None
     name, sign, value = match.groups()
