@@ -172,6 +172,7 @@ async def test_a_run_learns_from_a_teacher_in_this_process_and_asks_it_once(tmp_
     )
     told = {r"'expert' .* tokenizer .* 'policy'": other, r"'expert' \(`etude serve`\) .* vLLM": served}
     told[r"'x' .*no prompt_logprobs .* teacher"] = silent = config(teacher="expert")
+    told |= {"'policy' is the model in training": config(teacher="policy")}
     for index, (message, wrong) in enumerate(told.items()):
         with (
             RunFolder.create(tmp_path / "runs", f"other{index}") as run,

@@ -6,10 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from openai import BadRequestError
 
 import etude
-from etude.algorithms.algorithm import find_same_loss, make_algorithm
+from etude.algorithms.algorithm import changed_options, find_same_loss, make_algorithm
 from etude.backends.cluster_training import ClusterLearners, ClusterOrder, Learners
 from etude.backends.job_training import Job
 from etude.backends.job_worker import JobFolder
@@ -20,6 +21,7 @@ from etude.config.load import parse_config
 from etude.core.conversion import to_sample
 from etude.core.errors import CapabilityError, ConfigError, RequestError, TrainingError
 from etude.core.job import ModelVersion
+from etude.learner.objective import MicroBatch
 from etude.server.job_request import job_algorithm, resolve_hyperparameters
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
@@ -93,6 +95,24 @@ def test_an_own_algorithm_may_have_a_constructor():
             super().__init__(**options | {"num_generations": options["num_generations"] // 2})
 
     assert Halved(num_generations=8).num_generations == 4
+
+
+def test_an_option_that_is_not_json_is_refused_by_the_algorithms_name():
+    class Shaped(etude.Grpo, name="shaped"):
+        shape: type = int
+
+    with pytest.raises(RequestError, match=r"shaped: .* JSON: "):
+        changed_options(Shaped())
+
+
+def test_a_loss_of_all_pairs_together_is_refused():
+    class Mean(etude.Dpo, name=""):
+        def pair_loss(self, margin_P):
+            return margin_P.mean()
+
+    batch = MicroBatch(torch.ones(4, 2), *torch.zeros(2, 4, 2), unit_share=0.5, token_share=0.5)
+    with pytest.raises(TrainingError, match=r"Mean\.pair_loss .* shape \[\] for 2 pairs"):
+        Mean().loss(torch.zeros(4, 2), batch)
 
 
 def test_a_loss_is_that_of_the_nearest_known_algorithm_that_has_it(project):

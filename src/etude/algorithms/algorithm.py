@@ -224,7 +224,11 @@ def gradient_fields(algorithm: type[Algorithm]) -> list[str]:
 def changed_options(algorithm: Algorithm, of: type[Algorithm] | None = None) -> dict[str, Any]:
     """Return the gradient options (of the class `of`) that differ from their defaults, as JSON."""
     kind = of or type(algorithm)
-    data = from_json(to_json(algorithm.model_dump(include={*gradient_fields(kind)}), inf_nan_mode="strings"))
+    values = algorithm.model_dump(include={*gradient_fields(kind)})
+    try:
+        data = from_json(to_json(values, inf_nan_mode="strings"))
+    except ValueError as error:
+        raise RequestError(f"{algorithm.type_name}: jobs get the options as JSON: {error}") from error
     return {name: value for name, value in data.items() if value != kind.model_fields[name].get_default()}
 
 

@@ -103,8 +103,10 @@ class Distillation(Grpo, name="distillation"):
     def _find_teacher(self, runtime: Runtime) -> tuple[Any, Any]:
         """Return the teacher's engine, and its policy if it is a model in this process.
 
-        Raises RequestError if it cannot score tokens, or has another tokenizer than the trained model.
+        Raises RequestError if it is the trained model, cannot score tokens, or has another tokenizer.
         """
+        if self.teacher == runtime.target_model:
+            raise RequestError(f"distillation: '{self.teacher}' is the model in training; name another")
         engine = runtime.engines[self.teacher]
         policy = getattr(innermost(engine), "policy", None)
         config: Any = runtime.builder.config.llms[self.teacher]
@@ -116,7 +118,7 @@ class Distillation(Grpo, name="distillation"):
                 "or an endpoint that gives `prompt_logprobs`, such as vLLM"
             )
         pupil = getattr(innermost(runtime.engines[runtime.target_model]), "policy", None)
-        if policy is not None and pupil is not None and policy is not pupil:
+        if policy is not None and pupil is not None:
             own, others = (each.codec.tokenizer.get_vocab() for each in (pupil, policy))
             if own != others:
                 raise RequestError(

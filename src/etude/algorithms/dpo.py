@@ -14,9 +14,9 @@ from etude.algorithms.plays import Choice, by_agent, find_choices
 from etude.algorithms.samples import Group, Tally, UnitGroup, is_play, make_pair, same_prompt
 from etude.config.builder import Builder
 from etude.config.component import ReferenceTo
-from etude.core.errors import RequestError
+from etude.core.errors import RequestError, TrainingError
 from etude.core.sample import Kind, Pair, Sample
-from etude.protocols.branching import check_widths
+from etude.protocols.branching import check_widths, most_calls
 from etude.protocols.workflow import ProtocolWorkflow
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ OTHER_PROMPT = "pair of episodes that began with different prompts"
 OVER_LIMIT = "pair beyond max_pairs_per_group"
 NO_PAIR = "turn without answers on both sides of the threshold"
 SAME_ANSWER = "pair of equal answers"
-NO_CHOICE = "episode in which no prompt has several answers (protocols need `widths`)"
+NO_CHOICE = "episode in which no prompt has several answers (protocols need `widths`, malt `num_responses`)"
 
 _TOLERANCE = 1e-9
 """Makes 0.3 - 0.1 count as a difference of 0.2."""
@@ -81,7 +81,11 @@ class Preferences(Algorithm, name=""):
                 "preferred": float((margin_P > 0).float().sum()) * batch.unit_share,
                 "margin": float(self.beta * margin_P.sum()) * batch.unit_share,
             }
-        return self.pair_loss(margin_P).sum() * batch.unit_share, metrics
+        losses_P = self.pair_loss(margin_P)
+        if losses_P.shape != margin_P.shape:
+            what = f"shape {[*losses_P.shape]} for {len(margin_P)} pairs; return the loss of each"
+            raise TrainingError(f"{type(self).__qualname__}.pair_loss returned a tensor of {what}")
+        return losses_P.sum() * batch.unit_share, metrics
 
     def pair_loss(self, margin_P: torch.Tensor) -> torch.Tensor:
         """Return the loss of each of P pairs, by how much more the policy now prefers the chosen one."""
@@ -195,7 +199,10 @@ class Malt(Preferences, name="malt"):
         played = None if builder.config.workflow is None else (await builder.get_workflow()).fn
         if not isinstance(played, ProtocolWorkflow):
             return
-        check_widths(1 if self.widths is None else self.widths, played.protocol.agents)
+        widths = played.widths if self.widths is None else self.widths
+        check_widths(widths, played.protocol.agents)
+        if most_calls(played.protocol, widths) == most_calls(played.protocol, 1):
+            raise RequestError("malt compares the answers of a turn, and each has one: raise `num_responses`")
         if not played.protocol.bounds:
             text = f"malt compares with what agents can earn: the protocol '{played.protocol.name}'"
             raise RequestError(f"{text} needs `bounds`")
