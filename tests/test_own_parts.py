@@ -21,7 +21,7 @@ from etude.store.run_folder import RunFolder
 from tests import guide_parts as guide
 from tests.support import one_quick, read_summary, without_times
 from tests.test_alarms import alarm
-from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt
+from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt, play
 
 BUILDERS = {
     "grpo": lambda: CollectingBuilder(Grpo(num_generations=4)),
@@ -308,6 +308,17 @@ async def test_a_target_function_that_does_not_call_the_model_is_said_after_an_e
     with pytest.raises(RequestError, match=missed):
         await again.start(num_epochs=3)
     assert again.engine.requests == []
+
+
+async def test_failed_episodes_are_told_by_their_cause_and_not_by_target_functions(run):
+    async def fail(example, episode):
+        with episode.function("judge"):
+            await play(example, episode)
+        raise KeyError("mine")
+
+    run.workflow, run.finetuning.error_budget = fail, 1.0
+    with pytest.raises(TrainingError, match=r"(?s)trained on nothing.*KeyError: 'mine'"):
+        await run.start(num_epochs=1)
 
 
 ODD = {

@@ -65,7 +65,7 @@ def test_each_model_is_shown(two):
 def test_each_model_is_exported_and_evaluated_by_its_name(two):
     shown = etude("export", "r")
     assert shown.exit_code == 2
-    assert "left:best, second:best" in shown.stderr
+    assert "left:best, second:best, after --version or 'r:'" in shown.stderr
     for version in ("left", "second:v1"):
         succeed("export", "r", "--version", version, "--out", f"out-{version[:4]}", "--json")
     card = (two / "out-seco" / "README.md").read_text()

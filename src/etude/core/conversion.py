@@ -116,7 +116,8 @@ def _with_tokens(item: EpisodeItem, encoder: Encoder | None, needs_logprobs: boo
     if ids is None or item.context_ids is None:
         raise ValueError(
             "no token ids, which training needs; sample it with an engine that returns them (llms _type: "
-            "local, or openai with return_token_ids: true, where a router before it passes that on)"
+            "local, or openai with return_token_ids: true, where a router before it passes that on), and set "
+            "`token_ids` and `context_ids` of the items of a builder of your own"
         )
     logprobs = logprobs or (() if needs_logprobs else (0.0,) * len(ids))
     return item.model_copy(update={"token_ids": ids, "logprobs": logprobs})

@@ -392,7 +392,7 @@ def require_trained(several: Sequence[Bookkeeper]) -> list[TrainingJobStatus]:
             if status is not None and status.status is TrainingStatusEnum.COMPLETED:
                 statuses.append((epoch, status))
     if not statuses:
-        reasons = sorted({entry.skipped for entry in epochs if entry.skipped is not None})
+        reasons = sorted({entry.skipped for entry in epochs if entry.skipped} or {"no job was due"})
         most = max((len(history.epochs) for history in histories), default=0)
         causes = "".join(f"\n  {cause} (first in {cause.episode})" for cause in causes_in(epochs))
         raise TrainingError(

@@ -225,14 +225,14 @@ class TargetWatch:
         self._key = f"finetuning.{f'targets.{target}.' if target else ''}target_functions"
         self._callers: set[str] = set()
         self._episodes = 0
-        """The number of episodes with calls."""
+        """The number of episodes with calls and an output. Failures have a cause of their own."""
         self._is_targeted = False
         self._is_over = False
 
     def saw(self, episode: EpisodeRecord) -> None:
         """Check an episode."""
         answered = [call for call in episode.calls if call.completion is not None]
-        self._episodes += bool(answered)
+        self._episodes += bool(answered) and episode.failure is None
         self._callers |= {call.function for call in answered if call.model == self._model} - {SIMULATED_USER}
         self._is_targeted |= any(is_targeted(call, self._functions, self._model) for call in answered)
 

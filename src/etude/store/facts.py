@@ -269,9 +269,9 @@ def choose_version(run: Path, wish: str = "", *, kept: bool = True) -> RunVersio
     if None not in histories:
         target, _, wish = wish.partition(":")
     if target not in histories:
-        ends = {name: LAST if best_version(own) is None else BEST for name, own in histories.items()}
-        names = ", ".join(f"{name}:{end}" for name, end in ends.items())
-        raise RequestError(f"run {run.name} trains several models; name one and its version: {names}")
+        ends = [f"{name}:{LAST if best_version(own) is None else BEST}" for name, own in histories.items()]
+        text = f"run {run.name} trains several models; name one and its version"
+        raise RequestError(f"{text}: {', '.join(ends)}, after --version or '{run.name}:'")
     history = histories[target]
     if wish in (BASE, "v0", "0"):
         return RunVersion(run, None, target)
@@ -363,10 +363,6 @@ def _list_numbers(numbers: Iterable[int]) -> str:
     return ", ".join(f"v{number}" for number in sorted(numbers)) or "none"
 
 
-_LOCATIONS = (("finetuning", "output_dir"), ("finetuning", "run_configuration", "config_file"))
-"""Keys that only say where files are. They do not count as differences."""
-
-
 MeasuredExample: TypeAlias = tuple[str, str]
 """The id of an example, and a hash of its inputs and its expected answer, since a data set may change."""
 
@@ -383,7 +379,9 @@ def differing_settings(runs: Sequence[Path]) -> dict[str, list[Any]]:
             model = evaluated_model(request, trained_parts(data)["base"])
             data = {"evaluate": {"model": model, "repeat": request.repeat, "greedy": request.greedy}, **data}
         settings.append(dict(leaves(data)))
-    keys = dict.fromkeys(key for setting in settings for key in setting if key and key not in _LOCATIONS)
+    # These keys only say where files are.
+    places = ((), ("finetuning", "output_dir"), ("finetuning", "run_configuration", "config_file"))
+    keys = dict.fromkeys(key for setting in settings for key in setting if key not in places)
     values = {key: [setting.get(key) for setting in settings] for key in keys}
     return {join_path(key): each for key, each in values.items() if any(value != each[0] for value in each)}
 
