@@ -187,10 +187,9 @@ class _ChunkAttention(torch.autograd.Function):
         return *(found.to(one.dtype) for found, one in grads), None
 
 
-def _widen(*given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _widen(*given: Tensor) -> list[Tensor]:
     """Return queries, keys and values in the precision of the computation."""
-    query, key, value = given if given[0].is_cuda else (each.float() for each in given)
-    return query, key, value
+    return [each if each.is_cuda else each.float() for each in given]
 
 
 def _take(chunks: Chunks, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import os
 import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -70,6 +71,8 @@ class Agent:
                 record = await self.collector.run(job)
                 if record.failure is None:
                     await self.scorer.score_single(make_item(record))
+        except RecursionError:
+            os._exit(1)  # An episode has lowered the limit, and nothing runs here any more.
         finally:
             for engine in self.engines.values():
                 if isinstance(engine, RemoteEngine):
@@ -82,13 +85,11 @@ async def _open_agent(parameters: Mapping[str, Any], link: RunnerLink) -> AsyncI
     if (gigabytes := config.eval.general.runner_memory) is not None:
         import resource
 
-        most = int(gigabytes * 1e9)
-        resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+        resource.setrlimit(resource.RLIMIT_DATA, (int(gigabytes * 1e9),) * 2)
     journal = RemoteJournal(Path(parameters["run"]), link)
     remote = {name: RemoteEngine(name, link) for name in parameters["at_head"]}
-    run = RemoteRun(Path(parameters["run"]), journal)
     ledger = RemoteLedger(link, reserves_calls=parameters["reserves_calls"])
-    async with Builder(config, run, remote) as builder:
+    async with Builder(config, RemoteRun(journal.path, journal), remote) as builder:
         builder.wrap_llm = lambda name, engine: MeteredEngine(name, engine, ledger, config.llms)
         built = {name: await builder.get_llm(name) for name in config.llms if name not in remote}
         # In the order of the head, because the first one may be the default.
