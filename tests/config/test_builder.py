@@ -14,7 +14,7 @@ from etude.config.load import load_config, parse_config
 from etude.config.registry import register_evaluator
 from etude.config.schema import Config
 from etude.core.errors import ConfigError, EtudeError, RequestError
-from etude.rollout.datasets import JsonlDatasetConfig
+from etude.rollout.datasets import JsonlDatasetConfig, PythonDatasetConfig
 
 
 class TracedConfig(EvaluatorConfig, name="traced"):
@@ -117,5 +117,6 @@ async def test_another_dataset_may_be_a_file(folder: Path):
     async with Builder(load_config("project/config.yml")) as builder:
         file: Any = await builder.get_dataset("val.jsonl")
         assert file == JsonlDatasetConfig(file_path=folder / "project/val.jsonl", id_key="n")
+        assert await builder.get_dataset(PythonDatasetConfig(function="m:f", arguments={"n": {1: 2, "b": 3}}))
         with pytest.raises(ConfigError, match=r"suffix of 'val.txt' .*: .json, .jsonl"):
             await builder.get_dataset("val.txt")

@@ -255,7 +255,7 @@ class LocalAdapter(TrainerAdapter):
         with self._policy.lock:
             if version.number != self._policy.version:
                 self._require_workplace().keep()  # The weights in memory are about to be replaced.
-            self._newest = max(self._newest, self._policy.version, version.number)
+            self._highest_number = max(self._highest_number, self._policy.version, version.number)
             self._policy.adopt(self._with_current_path(version))
             self._require_workplace().go_to(version.number)
 
@@ -264,9 +264,9 @@ class LocalAdapter(TrainerAdapter):
         async with self._turn:
             start = await self.current_version()
             job.content = replace(job.content, start=str(start.number))
-            job.number = max(self._newest, start.number, self._versions.newest()) + 1
+            job.number = max(self._highest_number, start.number, self._versions.newest()) + 1
             finished = await self._require_workplace().train(job, start)
-            self._newest = job.number
+            self._highest_number = job.number
             self._whole.add(job.number)
             return finished
 

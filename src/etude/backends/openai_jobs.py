@@ -133,7 +133,7 @@ class OpenAiJobs(TrainerAdapter):
         if (skipped := self.reason_to_skip(trajectories, content.count(b"\n"))) is not None:
             return skipped
         job = await self._create(name, request | {"training_file": await self._upload(name, content)})
-        self._newest = max(self._newest, int(request["metadata"][_VERSION]))
+        self._highest_number = max(self._highest_number, int(request["metadata"][_VERSION]))
         return self._ref(name, job)
 
     def prepare(self, trajectories: TrajectoryCollection) -> tuple[TrajectoryCollection, dict[str, Any]]:
@@ -197,7 +197,7 @@ class OpenAiJobs(TrainerAdapter):
         return self._start
 
     async def restore(self, version: ModelVersion) -> None:
-        self._start, self._newest = version, max(self._newest, version.number)
+        self._start, self._highest_number = version, max(self._highest_number, version.number)
 
     async def cancel(self, ref: TrainingJobRef) -> None:
         from openai import BadRequestError, NotFoundError
@@ -264,7 +264,7 @@ class OpenAiJobs(TrainerAdapter):
         seed = None if self.run_config is None else fold(self.run_config.seed, name) >> _SEED_SHIFT
         metadata = {
             _JOB: name,
-            _VERSION: str(max(self._newest, self._start.number) + 1),
+            _VERSION: str(max(self._highest_number, self._start.number) + 1),
             _DATA: content_hash(content.decode()),
             _METHOD: method,
             _TRAINING: content_hash([how, seed]),
@@ -301,14 +301,14 @@ class OpenAiJobs(TrainerAdapter):
             return None
         if job.id not in self._made:
             text = (job.metadata or {}).get(_VERSION, "")
-            number = int(text) if text.isdecimal() else self._newest + 1
+            number = int(text) if text.isdecimal() else self._highest_number + 1
             # The API gives no hash of the weights, so the job and the model's name replace it.
             digest = content_hash([job.id, job.fine_tuned_model])
             version = ModelVersion(number=number, location=job.fine_tuned_model, digest=digest)
             self._made[job.id] = version
             if number > self._start.number:
                 self._start = version
-            self._newest = max(self._newest, number)
+            self._highest_number = max(self._highest_number, number)
         return self._made[job.id]
 
     def _ref(self, name: str, job: FineTuningJob) -> TrainingJobRef:

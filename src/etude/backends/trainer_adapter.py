@@ -121,6 +121,8 @@ class TrainerAdapter(ABC):
     """The `finetuning` block, set by `initialize`."""
     algorithm: Algorithm | None = None
     """The algorithm that the run trains with. It is set before `initialize`, and None outside of a run."""
+    _highest_number = 0
+    """The highest known version number. A job makes the next one, wherever it starts."""
 
     def __init__(self, adapter_config: TrainerAdapterConfig) -> None:
         """Keep the config. Nothing is started here."""
@@ -214,15 +216,12 @@ class TrainerAdapter(ABC):
         A backend that keeps its own state needs nothing here.
         """
 
-    _newest = 0
-    """The highest known version number. A job makes the next one, wherever it starts."""
-
     async def count_from(self, number: int) -> None:
         """Number the next version higher than `number`. Numbers up to it are or were in use.
 
         Called before each job. A backend whose own numbers always rise needs nothing here.
         """
-        self._newest = max(self._newest, number)
+        self._highest_number = max(self._highest_number, number)
 
     async def begin_from(self, version: ModelVersion) -> None:  # noqa: B027  # a hook with a sound default
         """Make `version`, which a warm-up made, the start of training instead of the base model.

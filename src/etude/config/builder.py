@@ -20,6 +20,7 @@ from etude.core.data_model import name_type
 from etude.core.episode import ToolSet, ToolSource
 from etude.core.errors import EtudeError, RequestError, alternatives
 from etude.core.interfaces import Dataset, Engine, Evaluator, Run
+from etude.core.json_text import exact_value
 from etude.core.keys import content_hash
 
 
@@ -140,7 +141,7 @@ class Builder:
             source = made[0]
         # Rows that a program passed as an object are not in the dump.
         live = [id(getattr(source, key)) for key, each in type(source).model_fields.items() if each.exclude]
-        name = content_hash([source.type_name, source.model_dump(), live])
+        name = content_hash([source.type_name, source.model_dump(mode="json", fallback=exact_value), live])
         dataset: Dataset = await self._build_once("datasets", name, source)
         return dataset
 

@@ -194,8 +194,7 @@ def _widen(*given: Tensor) -> list[Tensor]:
 
 def _take(chunks: Chunks, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return the chunks' queries [C * G, Q * R, D], keys [C * G, K, D] and values [C * G, K, W]."""
-    groups = key.shape[1]
-    return _fold(query, chunks, groups), chunks.take_keys(key), chunks.take_keys(value)
+    return _fold(query, chunks, key.shape[1]), chunks.take_keys(key), chunks.take_keys(value)
 
 
 def _fold(x_QHD: Tensor, chunks: Chunks, groups: int) -> Tensor:
@@ -206,9 +205,9 @@ def _fold(x_QHD: Tensor, chunks: Chunks, groups: int) -> Tensor:
 
 def _put(total_QHD: Tensor, chunks: Chunks, x_BMD: Tensor) -> None:
     """Write the part of chunks [C * G, Q * R, D] to a tensor that has all queries."""
-    (count, size), heads = chunks.query_CQ.shape, total_QHD.shape[1]
-    x_CGQRD = x_BMD.view(count, -1, size, heads * count // len(x_BMD), x_BMD.shape[-1])
-    total_QHD[chunks.queries].view(count, size, *x_CGQRD.shape[1::2], -1).copy_(x_CGQRD.transpose(1, 2))
+    count, size = chunks.query_CQ.shape
+    x_CQGRD = x_BMD.view(count, len(x_BMD) // count, size, -1, x_BMD.shape[-1]).transpose(1, 2)
+    total_QHD[chunks.queries].view(x_CQGRD.shape).copy_(x_CQGRD)
 
 
 def _weigh(

@@ -170,11 +170,9 @@ async def evaluate(
         version = choose_version(Path(request.run), f"{whose}v{request.version or 0}")
     async with AsyncExitStack() as exits:
         target = replaced_model(config, version)
+        opponents = find_opponents(config.llms, target)
         if version is not None and target is not None and isinstance(config.llms[target], LocalLlmConfig):
-            versions = {
-                target: version,
-                **dict.fromkeys(find_opponents(config.llms, target), _origin(version)),
-            }
+            versions = {target: version, **dict.fromkeys(opponents, _origin(version))}
             for name, played in versions.items():
                 engines[name] = await load_version_engine(config, target, played)
                 exits.push_async_callback(engines[name].close)
@@ -183,7 +181,7 @@ async def evaluate(
         )
         if version is not None and not engines and version.version is not None:
             await runtime.engines[target or runtime.target_model].adopt(version.version)
-            for name in find_opponents(config.llms, target):
+            for name in opponents:
                 cast("OpponentPool", innermost(runtime.engines[name])).outside = _origin(version).version
         llm: Any = config.llms.get(config.finetuning.target_model or "")
         own = getattr(llm, "model", None) or getattr(llm, "model_name", None) or "the config's models"
