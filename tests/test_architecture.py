@@ -59,7 +59,7 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_265,
+    "lines of source": 54_258,
     "modules": 245,
     "lines of tests": 44_382,
     "benchmark files": 12,

@@ -13,10 +13,10 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from etude.config.assemble import parse_components
 from etude.config.builder import Builder
 from etude.config.component import TrackerConfig
 from etude.config.document import Override
+from etude.config.load import parse_components
 from etude.config.schema import Config
 from etude.core.errors import RequestError, TrainingError
 from etude.core.history import History

@@ -9,8 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from etude.config import document
 from etude.config.document import Document, apply_overrides, dump, parse_document, parse_value, read_document
-from etude.config.load import interpolate
 from etude.core.errors import ConfigError, RequestError
 
 TEXT = """\
@@ -35,8 +35,8 @@ TREES = st.recursive(
 
 
 def test_each_key_has_its_place():
-    document = parse_document(TEXT, Path("c.yml"))
-    assert document.marks == {
+    config = parse_document(TEXT, Path("c.yml"))
+    assert config.marks == {
         (): (1, 1),
         ("llms",): (1, 1),
         ("llms", "a"): (2, 3),
@@ -81,8 +81,7 @@ def test_each_key_has_its_place():
     ],
 )
 def test_words_are_what_they_are_in_yaml_1_2(text: str, value: Any):
-    assert parse_value(text) == value
-    assert type(parse_value(text)) is type(value)
+    assert parse_value(text) == value and type(parse_value(text)) is type(value)
     assert parse_document(f"a: {text}", Path("c.yml")).data == {"a": value}
 
 
@@ -119,9 +118,9 @@ def test_a_byte_order_mark_is_no_part_of_a_config(tmp_path: Path):
 
 
 def test_the_place_of_a_missing_key_is_that_of_its_parent():
-    document = parse_document(TEXT, Path("c.yml"))
-    assert document.place(("llms", "b", "model_name")) == ("c.yml", 5, 3)
-    assert document.place(("workflow",)) == ("c.yml", 1, 1)
+    config = parse_document(TEXT, Path("c.yml"))
+    assert config.place(("llms", "b", "model_name")) == ("c.yml", 5, 3)
+    assert config.place(("workflow",)) == ("c.yml", 1, 1)
 
 
 @given(TREES)
@@ -149,13 +148,13 @@ def test_what_is_dumped_reads_back(tree: Any):
 )
 def test_references(text: str, value: str):
     environ = {"HOST": "example.org", "PORT": "8000", "EMPTY": "", "NESTED": "${HOST} $$"}
-    assert interpolate(text, environ) == value
+    assert document.interpolate(text, environ) == value
 
 
 @pytest.mark.parametrize("text", ["${", "${}", "${1X}", "${HOST", "${HOST-x}", "${HO ST}", "a ${:-b}"])
 def test_what_only_begins_like_a_reference_is_an_error(text: str):
     with pytest.raises(ValueError, match="must begin"):
-        interpolate(text, {"HOST": "example.org"})
+        document.interpolate(text, {"HOST": "example.org"})
 
 
 def apply(data: dict[str, Any], *overrides: str) -> dict[str, Any]:

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from etude.config.load import parse_config, portable_references, required_variables
+from etude.config.document import portable_references, required_variables
+from etude.config.load import parse_config
 from etude.core.errors import RequestError
 from etude.processes.shipping import config_from_json, config_to_json
 

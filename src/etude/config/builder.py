@@ -11,9 +11,9 @@ from typing import Any, Self
 from urllib.parse import quote
 
 from etude.config import registry
-from etude.config.assemble import parse_components
 from etude.config.component import ComponentConfig, DatasetConfig
 from etude.config.import_path import user_code, where_defined
+from etude.config.load import parse_components
 from etude.config.registry import KINDS, Kind
 from etude.config.schema import Config
 from etude.core.data_model import name_type

@@ -1,4 +1,4 @@
-"""A config as written: YAML with the position of each key, and overrides from the command line."""
+"""A config as written: YAML with the position of each key, references to the environment, and overrides."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -243,6 +243,61 @@ def _marks(
 
 def _position(node: yaml.Node) -> tuple[int, int]:
     return node.start_mark.line + 1, node.start_mark.column + 1
+
+
+REFERENCE = re.compile(
+    r"\$(?:(?P<dollar>\$)|\{(?P<name>[A-Za-z_]\w*)(?P<default>:-(?:\$(?!\{)|[^}$])*)?\}|(?P<broken>\{))"
+)
+"""`${NAME}` and `${NAME:-default}`; `$$` is one dollar sign. A default holds no reference."""
+
+
+def interpolate(text: str, environ: Mapping[str, str]) -> str:
+    """Replace the references in `text`. As in a shell, a default also replaces an empty value.
+
+    Raises ValueError, which names the variable, if one without a default is not set, and for another `${`.
+    """
+
+    def value(match: re.Match[str]) -> str:
+        if match["dollar"]:
+            return "$"
+        if match["broken"]:
+            raise ValueError("'${' must begin ${NAME} or ${NAME:-default}; write $${ for the text itself")
+        name, default = match["name"], match["default"]
+        if default is not None:
+            return environ.get(name) or default.removeprefix(":-")
+        if name not in environ:
+            close = nearest(name, environ)
+            hint = f"; did you mean '{close}'?" if close else "."
+            raise ValueError(
+                f"the environment variable '{name}' is not set{hint} "
+                f"Set it, or give a default: ${{{name}:-default}}"
+            )
+        return environ[name]
+
+    return REFERENCE.sub(value, text)
+
+
+def required_variables(text: str) -> list[str]:
+    """Return the variables in a text's references that have no default."""
+    return [match["name"] for match in REFERENCE.finditer(text) if match["name"] and not match["default"]]
+
+
+def portable_references(text: str, environ: Mapping[str, str], otherwise: str | None) -> str:
+    """Rewrite references, so that they mean the same in another process as with this environment.
+
+    A default that is used here is written out, and one that is not is left out. `otherwise` replaces
+    variables that are missing there; None makes that an error.
+    """
+
+    def rewrite(match: re.Match[str]) -> str:
+        name, default = match["name"], match["default"]
+        if not name:
+            return match[0]
+        if default is not None and not environ.get(name):
+            return default.removeprefix(":-").replace("$", "$$")
+        return f"${{{name}}}" if otherwise is None else f"${{{name}:-{otherwise}}}"
+
+    return REFERENCE.sub(rewrite, text)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ import inspect
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from etude.config.component import (
@@ -24,7 +25,8 @@ from etude.config.component import (
 )
 from etude.config.document import KeyPath
 from etude.config.finetuning import TrainerAdapterConfig, TrainerConfig, TrajectoryBuilderConfig
-from etude.config.import_path import note_user_module, where_defined
+from etude.config.import_path import import_object, is_import_path, note_user_module, where_defined
+from etude.config.key_types import show_value
 from etude.core.errors import RequestError, alternatives
 
 Kind: TypeAlias = str
@@ -39,6 +41,17 @@ ENTRY_POINT_GROUP = "etude.components"
 DATASET: KeyPath = ("eval", "general", "dataset")
 VALIDATION: KeyPath = ("finetuning", "run_configuration", "validation_dataset")
 OTHER_DATASETS: tuple[KeyPath, ...] = (("finetuning", "run_configuration", "dataset"), VALIDATION)
+
+FILE_TYPES = {".json": "json", ".jsonl": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+"""Dataset types by the suffix of the file."""
+
+FUNCTION_TYPES: dict[Kind, str] = {
+    "workflow": "function",
+    "evaluators": "function",
+    "datasets": "python",
+    "trackers": "function",
+}
+"""The types that take a plain Python function, under the key `function`."""
 
 LIVE = "live"
 """For each kind, the type of a live object that a program passes, which no file can name."""
@@ -163,6 +176,46 @@ register_trainer = Decorator("trainers", TrainerConfig, "a `Trainer`")
 register_alarm = Decorator("alarms", AlarmConfig, "an `etude.Alarm`", ("finetuning", "alarms"))
 register_cluster = Decorator("cluster", ClusterConfig, "an `etude.processes.pool.Cluster`", is_single=True)
 register_tracker = Decorator("trackers", TrackerConfig, "an `etude.Tracker`", ("report",))
+
+
+def spell_out(kind: Kind, value: Any) -> dict[str, Any]:
+    """Return a component as a mapping whose `_type` is a registered name, if there is one.
+
+    `workflow: my_agent:play` is `{_type: function, function: my_agent:play}`, and `dataset: data/train.jsonl`
+    is `{_type: jsonl, file_path: data/train.jsonl}`. Both may also be the `_type` of a mapping with more
+    keys. Imports the objects of import paths. Raises RequestError for a value that cannot be a component.
+    """
+    if not isinstance(value, str | dict):
+        raise RequestError(f"expected a mapping with `_type`, or the type alone, found {show_value(value)}")
+    keys = dict(value) if isinstance(value, dict) else {"_type": value}
+    written = keys.get("_type")
+    if written is None and kind in FUNCTION_TYPES and "function" in keys:
+        written = keys["_type"] = FUNCTION_TYPES[kind]
+    elif written is None and kind == "datasets" and isinstance(keys.get("file_path"), str):
+        return keys | {"_type": _file_type(keys["file_path"])}
+    if isinstance(written, str) and is_import_path(written):
+        registration = find_registration(kind, import_object(written))
+        if registration is not None:
+            return keys | {"_type": registration.name}
+        if kind in FUNCTION_TYPES:
+            return keys | {"_type": FUNCTION_TYPES[kind], "function": written}
+        raise RequestError(
+            f"'{written}' is not registered as {KINDS[kind].noun}: it needs one of the decorators "
+            "etude.register_…"
+        )
+    if isinstance(written, str) and kind == "datasets" and ("." in written or "/" in written):
+        return keys | {"_type": _file_type(written), "file_path": written}
+    if isinstance(function := keys.get("function"), str) and written == FUNCTION_TYPES.get(kind):
+        import_object(function)
+    return keys
+
+
+def _file_type(file: str) -> str:
+    suffix = PurePath(file).suffix.lower()
+    if suffix not in FILE_TYPES:
+        allowed = ", ".join(FILE_TYPES)
+        raise RequestError(f"the suffix of '{file}' does not tell its format. Allowed: {allowed}")
+    return FILE_TYPES[suffix]
 
 
 def config_factory(make: Callable[[Any], object]) -> Factory:

@@ -13,10 +13,10 @@ from typing import Any, ClassVar, TypeAlias
 
 from pydantic import Field
 
-from etude.config.assemble import alarms_by_default
 from etude.config.component import AlarmConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.config.import_path import where_raised
+from etude.config.load import alarms_by_default
 from etude.config.registry import config_factory, register_alarm
 from etude.core.episode import cut_off_share
 from etude.core.history import AlarmEvent, Entry, ValidationEntry

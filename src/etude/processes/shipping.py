@@ -9,12 +9,20 @@ from typing import Any
 
 from pydantic import SecretStr
 
-from etude.config.assemble import components_in
 from etude.config.builder import Builder
-from etude.config.document import KeyPath, copy_containers, join_path, replace_at, strings, value_at
+from etude.config.document import (
+    KeyPath,
+    copy_containers,
+    join_path,
+    portable_references,
+    replace_at,
+    required_variables,
+    strings,
+    value_at,
+)
 from etude.config.finetuning import FinetuneConfig
 from etude.config.key_types import KeyType, walk
-from etude.config.load import find_secrets, parse_config, portable_references, required_variables
+from etude.config.load import components_in, find_secrets, parse_config
 from etude.config.registry import KINDS
 from etude.config.schema import Config
 from etude.core.call import Sampling
