@@ -24,9 +24,8 @@ from etude.core.call import ChatRequest
 from etude.core.job import ModelVersion, TrainingJobStatus
 from etude.engines.local import OpponentsConfig
 from etude.groups.opponents import OpponentPool
-from etude.loop.lifecycle import new_run
 from etude.store.run_folder import RunFolder
-from etude.verbs import train_in
+from etude.verbs import new_run, train_in
 from tests import several
 from tests.file_operations import die_at, is_killed, operations_log
 from tests.several import Several

@@ -59,9 +59,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_258,
+    "lines of source": 54_254,
     "modules": 245,
-    "lines of tests": 44_382,
+    "lines of tests": 44_379,
     "benchmark files": 12,
     "config keys": 306,
 }

@@ -21,9 +21,8 @@ from etude.algorithms.collecting import CollectingBuilder
 from etude.algorithms.grpo import Grpo
 from etude.config.load import load_config, resolved_yaml
 from etude.core.errors import ConfigError, TrainingError
-from etude.loop.lifecycle import new_run
 from etude.run import Run
-from etude.verbs import train_in
+from etude.verbs import new_run, train_in
 from tests.cli.projects import succeed
 from tests.support import ScriptedEngine
 

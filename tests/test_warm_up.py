@@ -10,10 +10,9 @@ from etude.config.finetuning import UntilConfig
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.job import TrainingStatusEnum
 from etude.loop.evaluation import load_version
-from etude.loop.lifecycle import new_run
 from etude.run import Run as StoredRun
 from etude.store.facts import choose_version
-from etude.verbs import train_in
+from etude.verbs import new_run, train_in
 from tests import guide_parts as guide
 from tests.crashing import run_to_end
 from tests.crashing import warm_up_config as config

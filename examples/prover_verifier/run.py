@@ -22,10 +22,9 @@ from etude.config.import_path import make_importable
 from etude.config.load import load_config
 from etude.config.schema import Config
 from etude.loop.evaluation import load_version_engine, measure
-from etude.loop.lifecycle import new_run
 from etude.runtime import open_runtime
 from etude.store.facts import BASE, LAST, choose_version
-from etude.verbs import train_in
+from etude.verbs import new_run, train_in
 
 from base import build_base
 from task import LINES, PROTOCOLS, optimum

@@ -90,8 +90,6 @@ if TYPE_CHECKING:
     from etude.integrations.art.config import ARTTrainerAdapterConfig as ARTTrainerAdapterConfig
     from etude.loop.alarms import Alarm as Alarm
     from etude.loop.alarms import Sighting as Sighting
-    from etude.loop.evaluation import EvaluationRun as EvaluationRun
-    from etude.loop.evaluation import EvaluationRunConfig as EvaluationRunConfig
     from etude.loop.interface import Trainer as Trainer
     from etude.loop.trainer import EpochTrainer as EpochTrainer
     from etude.rollout.episode import Episode as Episode
@@ -106,6 +104,8 @@ if TYPE_CHECKING:
     from etude.show.tracker import RunRecord as RunRecord
     from etude.show.tracker import TrackedRun as TrackedRun
     from etude.show.tracker import Tracker as Tracker
+    from etude.verbs import EvaluationRun as EvaluationRun
+    from etude.verbs import EvaluationRunConfig as EvaluationRunConfig
     from etude.verbs import evaluate as evaluate
     from etude.verbs import evaluate_async as evaluate_async
     from etude.verbs import load_run as load_run

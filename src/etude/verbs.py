@@ -5,25 +5,30 @@ works in a notebook cell and while an event loop runs.
 """
 
 import asyncio
-import contextvars
 import functools
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from concurrent import futures
-from contextlib import AbstractContextManager, nullcontext
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
+
+from pydantic import Field
 
 from etude.config.builder import Builder
 from etude.config.component import TrackerConfig
 from etude.config.document import Override
-from etude.config.load import parse_components
+from etude.config.load import parse_components, resolved_yaml
+from etude.config.registry import OTHER_DATASETS
 from etude.config.schema import Config
+from etude.core.data_model import DataModel
 from etude.core.errors import RequestError, TrainingError
+from etude.core.evaluation import EvaluationRunOutput
 from etude.core.history import History
 from etude.core.interfaces import Engine, Progress
 from etude.core.job import TrainingStatusEnum
 from etude.core.process import rare_garbage_collection
-from etude.core.threads import run_loop
+from etude.core.threads import blocking
 from etude.loop.arguments import (
     build_config,
     for_evaluation,
@@ -39,7 +44,6 @@ from etude.loop.evaluation import Evaluation, model_overrides
 from etude.loop.evaluation import evaluate as run_evaluation
 from etude.loop.lifecycle import (
     config_to_resume,
-    new_run,
     note_changes,
     retry_failed,
     storage_options,
@@ -54,7 +58,7 @@ from etude.show.tracker import Reporting
 from etude.show.tracker_services import LiveTrackerConfig, as_tracker
 from etude.store.backup import restore_run
 from etude.store.facts import RunVersion, find_run, run_version
-from etude.store.run_folder import RunFolder
+from etude.store.run_folder import RunFolder, new_run_name
 from etude.store.stored_config import EvaluationRequest, model_config, read_request
 
 P = ParamSpec("P")
@@ -249,6 +253,29 @@ def load_run(run: str | Path, *, output_dir: str | Path = "runs") -> Run:
     return Run(find_run(str(run), Path(output_dir)))
 
 
+@contextmanager
+def new_run(
+    config: Config, name: str | None = None, request: EvaluationRequest | None = None
+) -> Iterator[RunFolder]:
+    """Yield an open run folder in the config's output folder. With `request`, it is an evaluation's.
+
+    If the block raises RequestError and nothing was journalled, the folder is deleted, so that its name is
+    free again. Raises RequestError when the run exists, StoreError when its folder cannot be made.
+    """
+    root = config.finetuning.output_dir.absolute()
+    if name is None and request is not None:
+        name = new_run_name(root, "evaluation-")
+    stored = None if request is None else request.model_dump(mode="json")
+    text, seed = resolved_yaml(config), config.finetuning.seed
+    with RunFolder.create(root, name, config=text, request=stored, seed=seed) as run:
+        try:
+            yield run
+        except RequestError:
+            if run.is_blank:
+                shutil.rmtree(run.path, ignore_errors=True)
+            raise
+
+
 async def train_in(
     config: Config,
     run: RunFolder,
@@ -300,11 +327,11 @@ async def evaluate_in(
 def request_for(
     source: Any,
     overrides: Iterable[str | Override],
-    model: Any,
-    root: Path | None,
+    model: Any = None,
+    root: Path | None = None,
     *,
-    repeat: int,
-    greedy: bool,
+    repeat: int = 1,
+    greedy: bool = False,
 ) -> tuple[Config, EvaluationRequest, RunVersion | None]:
     """Load a config, with `model` instead of its own. Return it, the request and the model's version.
 
@@ -318,6 +345,42 @@ def request_for(
     if model is not None:
         config = load(source, [*changes, *model_overrides(config, str(model), version)])
     return config, _request(version, repeat, greedy), version
+
+
+class EvaluationRunConfig(DataModel, arbitrary_types_allowed=True):
+    """The config to evaluate, and the examples."""
+
+    config_file: Path | dict[str, Any] | Config
+    """A config: its file, or its content."""
+    dataset: Path | str | None = None
+    """A file of examples that replaces the config's examples."""
+    override: tuple[tuple[str, str], ...] = ()
+    """Keys of the config with new values, as for `-o` on the command line."""
+    reps: int = Field(default=1, ge=1)
+    """Episodes for each example."""
+
+
+@dataclass
+class EvaluationRun:
+    """One evaluation, in a new run folder, by the names of the NeMo Agent Toolkit."""
+
+    config: EvaluationRunConfig
+
+    async def run_and_evaluate(self) -> EvaluationRunOutput:
+        """Run the episodes and score them. Raises as `etude.evaluate` does."""
+        config, request, _ = request_for(self.config.config_file, self._changes(), repeat=self.config.reps)
+        with new_run(config, None, request) as run:
+            return (await evaluate_in(config, run, request, progress=Progress())).output
+
+    def _changes(self) -> list[str | Override]:
+        given, changes = self.config, list[str | Override]()
+        changes += (f"{key}={value}" for key, value in given.override)
+        if given.dataset is not None:
+            # The current folder comes first, as for all files that a program names.
+            path = Path(given.dataset).absolute()
+            source = str(path if path.exists() else given.dataset)
+            changes.append(Override(OTHER_DATASETS[0], source, "dataset"))
+        return changes
 
 
 def _request(version: RunVersion | None, repeat: int, greedy: bool) -> EvaluationRequest:
@@ -341,43 +404,6 @@ def _progress_display(progress: Progress | bool) -> AbstractContextManager[Progr
     if isinstance(progress, bool):
         return progress_for() if progress else Progress()
     return nullcontext(progress)
-
-
-def blocking(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
-    """Make a coroutine function blocking. It uses a separate thread if an event loop runs already."""
-
-    @functools.wraps(work)
-    def wait(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return run_loop(work(*args, **kwargs))
-        return _run_in_thread(work(*args, **kwargs))
-
-    return wait
-
-
-def _run_in_thread(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in another thread and return its result. Ctrl-C cancels it and waits for its end."""
-    waiting = asyncio.current_task()
-    started: futures.Future[tuple[asyncio.AbstractEventLoop, Any]] = futures.Future()
-
-    async def main() -> T:
-        started.set_result((asyncio.get_running_loop(), asyncio.current_task()))
-        return await work
-
-    with futures.ThreadPoolExecutor(1, thread_name_prefix="etude") as executor:
-        future = executor.submit(contextvars.copy_context().run, run_loop, main())
-        try:
-            while not futures.wait([future], 0.2).done:
-                # `asyncio.run` turns a first Ctrl-C into a cancellation; a blocking wait would not notice.
-                if waiting is not None and waiting.cancelling():
-                    raise asyncio.CancelledError
-        except (KeyboardInterrupt, asyncio.CancelledError):
-            loop, task = started.result()
-            loop.call_soon_threadsafe(task.cancel)
-            raise
-        return future.result()
 
 
 train = blocking(train_async)

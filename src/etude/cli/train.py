@@ -62,7 +62,7 @@ def train(
     Ctrl-C stops the run at any time, and `etude resume` continues it.
     """
     from etude.config.load import load_config
-    from etude.loop.lifecycle import new_run
+    from etude.verbs import new_run
 
     overrides = run_configuration(
         dataset=dataset, validation_dataset=validation_dataset, validation_interval=validation_interval
@@ -207,11 +207,10 @@ def evaluate(
 ) -> None:
     """Run the agent on examples and score it, with the code that training uses."""
     from etude.config.load import load_config
-    from etude.loop.lifecycle import new_run
     from etude.store.facts import find_run
     from etude.store.run_folder import CONFIG
     from etude.store.stored_config import stored_text
-    from etude.verbs import request_for
+    from etude.verbs import new_run, request_for
 
     if rescore is not None:
         given = {"repeat": repeat > 1, "on": on, "model": model, "dataset": dataset}

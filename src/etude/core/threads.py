@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import contextvars
+import functools
 import inspect
 import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent import futures
 from typing import Any, ParamSpec, TypeVar
 
 from etude.core.errors import LoopStopped, error_words
@@ -159,3 +161,40 @@ def _describe(task: asyncio.Task[Any]) -> str:
     name = f"the task {getattr(task.get_coro(), '__qualname__', task.get_name())}"
     frames = task.get_stack()
     return f"{name} at {frames[-1].f_code.co_filename}:{frames[-1].f_lineno}" if frames else name
+
+
+def blocking(work: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, T]:
+    """Make a coroutine function blocking. It uses a separate thread if an event loop runs already."""
+
+    @functools.wraps(work)
+    def wait(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return run_loop(work(*args, **kwargs))
+        return _run_in_thread(work(*args, **kwargs))
+
+    return wait
+
+
+def _run_in_thread(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in another thread and return its result. Ctrl-C cancels it and waits for its end."""
+    waiting = asyncio.current_task()
+    started: futures.Future[tuple[asyncio.AbstractEventLoop, Any]] = futures.Future()
+
+    async def main() -> T:
+        started.set_result((asyncio.get_running_loop(), asyncio.current_task()))
+        return await work
+
+    with futures.ThreadPoolExecutor(1, thread_name_prefix="etude") as executor:
+        future = executor.submit(contextvars.copy_context().run, run_loop, main())
+        try:
+            while not futures.wait([future], 0.2).done:
+                # `asyncio.run` turns a first Ctrl-C into a cancellation; a blocking wait would not notice.
+                if waiting is not None and waiting.cancelling():
+                    raise asyncio.CancelledError
+        except (KeyboardInterrupt, asyncio.CancelledError):
+            loop, task = started.result()
+            loop.call_soon_threadsafe(task.cancel)
+            raise
+        return future.result()

@@ -1,7 +1,4 @@
-"""Evaluations of an agent, also with models of stored runs, and new scores for stored episodes.
-
-`EvaluationRun(config).run_and_evaluate()` uses the names of the NeMo Agent Toolkit.
-"""
+"""Evaluations of an agent, also with models of stored runs, and new scores for stored episodes."""
 
 from __future__ import annotations
 
@@ -17,16 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from pydantic import Field
-
 from etude.backends.trainer_adapter import LocalAdapterConfig, find_opponents
 from etude.config.builder import Builder
 from etude.config.component import EvaluatorConfig
 from etude.config.document import Override
 from etude.config.import_path import import_object
-from etude.config.registry import OTHER_DATASETS
 from etude.config.schema import Config
-from etude.core.data_model import DataModel, finite
+from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord, Example, LoggedExample
 from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutput, EvaluationRunOutput
@@ -37,8 +31,6 @@ from etude.engines.ledger import Ledger, within_budget
 from etude.engines.local import LocalLlmConfig, base_folder, require_local_extra
 from etude.engines.meter import MeteredEngine
 from etude.groups.opponents import OpponentPool
-from etude.loop.arguments import for_evaluation, load
-from etude.loop.lifecycle import new_run
 from etude.loop.metrics import measured_scores
 from etude.models.source import local_path, require_base
 from etude.rollout.evaluation import OnScore, rescore
@@ -373,39 +365,3 @@ def _replace_model(target: str, llm: LocalLlmConfig, source: str) -> list[Overri
     """Return the overrides with which a local model loads another one."""
     values = {"model": source} if llm.tiny is None else {"model": source, "tiny": None}
     return [Override(("llms", target, key), value, "model") for key, value in values.items()]
-
-
-class EvaluationRunConfig(DataModel, arbitrary_types_allowed=True):
-    """The config to evaluate, and the examples."""
-
-    config_file: Path | dict[str, Any] | Config
-    """A config: its file, or its content."""
-    dataset: Path | str | None = None
-    """A file of examples that replaces the config's examples."""
-    override: tuple[tuple[str, str], ...] = ()
-    """Keys of the config with new values, as for `-o` on the command line."""
-    reps: int = Field(default=1, ge=1)
-    """Episodes for each example."""
-
-
-@dataclass
-class EvaluationRun:
-    """One evaluation, in a new run folder."""
-
-    config: EvaluationRunConfig
-
-    async def run_and_evaluate(self) -> EvaluationRunOutput:
-        """Run the episodes and score them. Raises as `etude.evaluate` does."""
-        config, request = self._load_config(), EvaluationRequest(repeat=self.config.reps)
-        with new_run(config, None, request) as run:
-            return (await evaluate(config, run, request)).output
-
-    def _load_config(self) -> Config:
-        given, changes = self.config, list[str | Override]()
-        changes += (f"{key}={value}" for key, value in given.override)
-        if given.dataset is not None:
-            # The current folder comes first, as for all files that a program names.
-            path = Path(given.dataset).absolute()
-            source = str(path if path.exists() else given.dataset)
-            changes.append(Override(OTHER_DATASETS[0], source, "dataset"))
-        return load(given.config_file, for_evaluation(changes))

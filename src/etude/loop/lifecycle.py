@@ -1,4 +1,4 @@
-"""Starting a run, resuming it, and going back from damaged versions.
+"""Resuming a run, and going back from damaged versions.
 
 Epochs after the last whole version are trained again, on the episodes that are in the journal.
 """
@@ -6,7 +6,6 @@ Epochs after the last whole version are trained again, on the episodes that are 
 from __future__ import annotations
 
 import re
-import shutil
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -41,33 +40,10 @@ from etude.store.figures import last_version
 from etude.store.files import damage_in
 from etude.store.histories import end_of_run, read_histories
 from etude.store.journal import ModelLog, read_states
-from etude.store.run_folder import CONFIG, LOCK, RunFolder, RunLock, new_run_name
-from etude.store.stored_config import EvaluationRequest, stored_data, stored_text, trained_parts
+from etude.store.run_folder import CONFIG, LOCK, RunFolder, RunLock
+from etude.store.stored_config import stored_data, stored_text, trained_parts
 
 _EPOCH = re.compile(r"(train|validation)/(\d+)(?!\w)")
-
-
-@contextmanager
-def new_run(
-    config: Config, name: str | None = None, request: EvaluationRequest | None = None
-) -> Iterator[RunFolder]:
-    """Yield an open run folder in the config's output folder. With `request`, it is an evaluation's.
-
-    If the block raises RequestError and nothing was journalled, the folder is deleted, so that its name is
-    free again. Raises RequestError when the run exists, StoreError when its folder cannot be made.
-    """
-    root = config.finetuning.output_dir.absolute()
-    if name is None and request is not None:
-        name = new_run_name(root, "evaluation-")
-    stored = None if request is None else request.model_dump(mode="json")
-    text, seed = resolved_yaml(config), config.finetuning.seed
-    with RunFolder.create(root, name, config=text, request=stored, seed=seed) as run:
-        try:
-            yield run
-        except RequestError:
-            if run.is_blank:
-                shutil.rmtree(run.path, ignore_errors=True)
-            raise
 
 
 _NUM_EPOCHS, _ALARMS = "finetuning.num_epochs", "finetuning.alarms"

@@ -19,7 +19,6 @@ from etude.core.evaluation import EvalOutputItem
 from etude.core.interfaces import Progress
 from etude.engines.local import require_local_extra
 from etude.loop.evaluation import Evaluation, load_version_engine, measure
-from etude.loop.lifecycle import new_run
 from etude.models.source import PACKAGED, locate, packaged_folder
 from etude.preflight.starter import write_starter
 from etude.runtime import open_runtime
@@ -30,7 +29,7 @@ from etude.store.facts import LAST, choose_version
 from etude.store.files import write_new_files
 from etude.store.histories import read_histories
 from etude.store.run_folder import RunFolder
-from etude.verbs import train_in
+from etude.verbs import new_run, train_in
 
 _PACKAGE = Path(__file__).parents[1]
 

@@ -19,10 +19,11 @@ from etude.integrations.nat.components import (
     NatWorkflowConfig,
     only_model,
 )
-from etude.loop.lifecycle import new_run, note_changes, without_changeable
+from etude.loop.lifecycle import note_changes, without_changeable
 from etude.store.facts import list_runs, read_facts
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import stored_data
+from etude.verbs import new_run
 
 logger = logging.getLogger("etude.integrations.nat")
 
