@@ -108,7 +108,7 @@ def conversations(
 
 
 LONG: dict[str, Callable[[random.Random], list[Sample]]] = {"agents": agents}
-"""Those of `--long`."""
+"""The samples of `--long`."""
 SHAPES: dict[str, Callable[[random.Random], list[Sample]]] = {"short": short, "long": long, "turns": turns}
 
 

@@ -49,7 +49,7 @@ class Builder:
         self._components: dict[str, Any] = {f"llms.{name}": each for name, each in (given or {}).items()}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._awaited: defaultdict[str, list[str]] = defaultdict(list)
-        """By the component that is being built, those it waits for."""
+        """For each component that is being built, the components that it waits for."""
 
     async def __aenter__(self) -> Self:
         await self._exits.__aenter__()

@@ -25,7 +25,7 @@ _PYTHON = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _GIVEN = ("example", "output", "episode")
-"""The names of what agents and evaluators are called with."""
+"""The arguments that agents and evaluators are called with."""
 
 _packages: set[str] = set()
 

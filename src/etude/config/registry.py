@@ -54,7 +54,7 @@ FUNCTION_TYPES: dict[Kind, str] = {
 """The types that take a plain Python function, under the key `function`."""
 
 LIVE = "live"
-"""For each kind, the type of a live object that a program passes, which no file can name."""
+"""The type of components that a program passes as objects. No config file can name it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Samples: the one value from the recorder's branches to the gradient, also in files and on the wire.
 
-A collection holds those of one epoch. Its trajectories are a view of them, made when a user's part asks.
+A collection holds the samples of one epoch. Its trajectories are a view, made when a user's part asks.
 """
 
 import hashlib

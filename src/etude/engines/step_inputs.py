@@ -25,7 +25,7 @@ class InputMaker:
     """Makes the inputs of one model."""
 
     def __init__(self, policy: Policy, dtype: torch.dtype) -> None:
-        """`dtype` is that of scores, and so of masks."""
+        """`dtype` is the type of attention scores, and of the masks that are added to them."""
         config = text_config(policy.model)
         self._device = policy.device
         self._kinds = set(layer_kinds(policy.model))

@@ -78,7 +78,7 @@ class Chunks:
     """C chunks of Q queries each, and for each chunk the up to K tokens that one of its queries sees."""
 
     queries: slice
-    """Which of the queries they are; chunk follows chunk."""
+    """The range of queries in these chunks, in order."""
     query_CQ: torch.Tensor
     """The places of the queries in the tree."""
     key_CK: torch.Tensor

@@ -104,7 +104,7 @@ class Collections(Evaluation):
     """Returns the version that the model is at (None: the backend does not tell), and those that epochs
     made."""
     ahead: int
-    """How many updates before the model's version the data of a job may be sampled."""
+    """A job's data may come from weights up to this many updates behind the model's."""
     targets: TargetWatch
 
     def __post_init__(self) -> None:

@@ -42,7 +42,7 @@ class RecordedPart:
     def __init__(self, part: Any, books: Bookkeeper) -> None:
         vars(self).update(_part=part, _books=books)
 
-    @property  # type: ignore[misc]  # The one of `object` can be set.
+    @property  # type: ignore[misc]  # `object.__class__` can be set.
     def __class__(self) -> type:
         """The part's class, so that `isinstance` gives the same answers as for the part."""
         return type(self._part)

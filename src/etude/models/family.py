@@ -82,7 +82,7 @@ class Family:
 def find_family(rendering: Rendering, options: Options, name: str | None = None) -> Family:
     """Return the family whose answers the template writes under these options.
 
-    Of the families of `renderers`, only the one with this name is tried, if it is given.
+    With a `name`, no other family of `renderers` is tried.
     """
     written = tuple(written_answers(rendering, options))
     tokens, readers = rendering.tokenizer.get_added_vocab(), list[tuple[int, TemplateReader]]()

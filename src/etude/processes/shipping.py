@@ -158,7 +158,7 @@ async def build_collector(
     config = builder.config
     workflow: Workflow = await builder.get_workflow()
     general = config.eval.general
-    # Each model's default sampling; for opponents, the one of the model that they play.
+    # Each model's default sampling. Opponents sample as the model that they play.
     played = {
         name: config.llms[llm.of] if isinstance(llm, OpponentsConfig) else llm
         for name, llm in config.llms.items()

@@ -138,7 +138,7 @@ def _put_in_place(draft: Path, path: Path, *, sync: bool, private: bool) -> None
 def delete_left_over(folder: Path) -> None:
     """Delete the drafts in a folder and its subfolders whose processes are gone.
 
-    Those of this process count too: in a container, each process may have the id of the one before it.
+    Drafts with this process's id count too: in a container, a process may get the id of an earlier one.
     """
     for path in [*folder.rglob(".*.part*")]:
         if (match := _DRAFT.fullmatch(path.name)) is None:

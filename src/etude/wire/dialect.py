@@ -194,7 +194,7 @@ class ChatBody:
     prompts: tuple[str | tuple[int, ...], ...] = ()
     """Texts or token ids to continue, instead of messages."""
     prompt: str | tuple[int, ...] | None = None
-    """The one of `prompts` that this request is for."""
+    """The entry of `prompts` that this request continues."""
     function: str | None = None
     """The agent's function that makes the request, if the request's headers name one."""
     body: Mapping[str, Any] = field(default_factory=dict, compare=False)

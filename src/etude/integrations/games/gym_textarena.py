@@ -317,7 +317,7 @@ class GymGame:
 
 
 def choose_reader(written: list[str] | dict[str, Any] | str | None, space: Any) -> Callable[[str], Any]:
-    """Return a function that makes an action of an answer: the config's, or the one of the action space.
+    """Return a function that turns an answer into an action: the config's, or one for the action space.
 
     The function raises ValueError with a message for the model. Raises RequestError if there is neither.
     """
