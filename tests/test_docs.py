@@ -288,12 +288,12 @@ async def test_an_evaluation_by_the_toolkits_names(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     scripted_project(tmp_path)
     held_out = etude.EvaluationRunConfig(config_file="config.yml")
-    mine = etude.EvaluationRunConfig(
-        config_file="config.yml", dataset="train.jsonl", reps=2, override=(("finetuning.seed", "3"),)
-    )
+    own = (("finetuning.seed", "3"), ("report", "tests.show.tracker_parts:note"))
+    mine = etude.EvaluationRunConfig(config_file="config.yml", dataset="train.jsonl", reps=2, override=own)
     for config, examples, episodes in ((held_out, 6, 6), (mine, 8, 16)):
         output = await etude.EvaluationRun(config).run_and_evaluate()
         assert isinstance(output, EvaluationRunOutput)
         items = output.eval_input.eval_input_items
         assert (len({item.id for item in items}), len(items)) == (examples, episodes)
         assert len(output.scores()["correct"]) == episodes
+    assert (tmp_path / "noted.txt").read_text(encoding="utf-8") == "evaluation\n"
