@@ -62,8 +62,8 @@ RunsFolder: TypeAlias = Annotated[
 ]
 
 FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
-"""Exit codes. A wrong request has 2. A run that an alarm paused or that reached its budget has 3. Shells
-report the last two for a process that a signal ended."""
+"""Exit codes. A wrong request has 2, and a run that reached its budget has 3. Shells report the last two for
+a process that a signal ended."""
 
 STOPPED = "stopped; everything up to here is kept"
 
