@@ -1,8 +1,7 @@
 """Secrets of every kind, planted where users have them, and a reader of every byte that was written.
 
-A canary is a text that nobody else would write. `planted` makes a project that has them in its config and its
-environment, and whose agent, tools, evaluators and endpoint repeat them in what they print, log and raise.
-After any commands `leaks` says which files, or outputs, have one.
+`planted` makes a project that has canaries in its config and its environment, and whose agent, tools,
+evaluators and endpoint repeat them. After any commands `leaks` says which files, or outputs, have one.
 """
 
 from __future__ import annotations

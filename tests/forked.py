@@ -1,10 +1,8 @@
 """Commands in processes of their own, forked from a server that has imported what they need already.
 
 They have a working directory, an environment, pipes and signals like any other process, and start in
-milliseconds: `python -m etude` spends seconds on its imports. `Forked` is used as `subprocess.Popen` is;
-`programs` writes programs `etude` and `python` for shells. None of them reaches the Hugging Face hub, and
-none draws the plot of the rewards, which is half of a small run: its file is empty. What is about start-up
-itself, or the picture, takes a real process.
+milliseconds. `Forked` is used as `subprocess.Popen` is; `programs` writes programs `etude` and `python` for
+shells. None reaches the Hugging Face hub or draws the plot of the rewards, whose file is empty.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A test that hangs is ended and named: its worker writes the stacks of all its threads, and ends.
 
-The watch is a thread of `faulthandler` in C, which no lock of Python holds up. It goes on after a failure:
-what a test leaves behind may hang its clean-up.
+The watch is a thread of `faulthandler` in C, which no lock holds up.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """A device that is pretended: its tensors are the CPU's, and for them to meet one of the CPU's is an error.
 
-What an operation would do on a real one is not known here; that none mixes devices, asks for what only a CPU
-has, or waits for numbers more often than is known, is. Importing this changes torch for the whole process.
+It shows that no operation mixes devices or waits too often. Importing this changes torch for the process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The faults of a model's endpoint by name, and a server that commits them on demand.
 
-`http://host:port/FAULT/v1` commits one at every request, and `…/FAULT/once-ID/v1` at the first of that ID,
-and answers well from then on; `…/well/v1` always does. It needs nothing beyond the standard library.
+`http://host:port/FAULT/v1` commits one always, `…/FAULT/once-ID/v1` at first, `…/well/v1` never.
 """
 
 from __future__ import annotations

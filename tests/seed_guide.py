@@ -1,7 +1,6 @@
 """The toolkit's guide to extending the harness, as a user's module: its code, with one import root.
 
-What the guide leaves open ("implement the interface's methods") is filled in as it describes it: evaluation
-runs as tasks, steps parsed into trajectories, groups by example, a curriculum that remembers groups in a set.
+What the guide leaves open ("implement the interface's methods") is filled in as it describes it.
 `seed_guide.yml` is the guide's complete config.
 """
 

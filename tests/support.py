@@ -55,10 +55,9 @@ START, END = 1, 2
 class ScriptedEngine:
     """Answers what it is told to; token ids and logprobs follow from the request alone.
 
-    `script` is a list of answers, given out in the order of the requests (the last one again and
-    again), or a function of the request. An answer is a text, an assistant message, a completion,
-    or an exception to raise. Token ids are the bytes of the text between START and END; the tokens of an
-    earlier call of the episode are extended as they were sampled.
+    `script` is a list of answers in the order of the requests (the last one again and again), or a function
+    of the request. An answer is a text, a message, a completion, or an exception to raise. Token ids are the
+    bytes of the text between START and END; an episode's earlier tokens are extended as they were sampled.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""The plan of the house, held by the code: who may import whom, how long a file may be, what loads when.
+"""The plan of the house, held by the code, and docs/architecture.md, held to the code.
 
-And docs/architecture.md, held to the code: the rooms, files and functions that it names exist.
+Who may import whom, how long a file may be, what loads when; the rooms and files that the page names exist.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_254,
+    "lines of source": 54_245,
     "modules": 245,
     "lines of tests": 44_379,
     "benchmark files": 12,

@@ -179,10 +179,7 @@ def copy_example(example: str, folder: Path, *options: str) -> Path:
 def trained_at_servers(
     project: Path, learning_rate: float, batch_size: int, **changes: Any
 ) -> dict[str, Any]:
-    """The summary of a run whose models are each on a server of its own and trained there.
-
-    The agents are unchanged. `changes` are the config's.
-    """
+    """The summary of a run whose models are each trained on a server. `changes` are the config's."""
     path = project / "config.yml"
     config = yaml.safe_load(path.read_text())
     hyperparameters = {"learning_rate": learning_rate, "batch_size": batch_size, "lora_rank": 0}

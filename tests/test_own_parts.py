@@ -270,6 +270,23 @@ async def test_several_jobs_of_one_epoch_are_all_followed(run):
     assert shown == [(name, "completed", number) for number, name in enumerate(run.adapter.submitted, 1)]
 
 
+@pytest.mark.parametrize(
+    ("base", "config", "how"),
+    [
+        (guide.GuideTrainer, guide.GuideTrainerConfig, "trainer_adapter.wait_until_complete"),
+        (EpochTrainer, EpochTrainerConfig, "finish_epoch"),
+    ],
+)
+async def test_a_job_that_is_not_waited_for_is_named_before_the_next_one(run, base, config, how):
+    class ByHand(base):
+        async def run(self, num_epochs):
+            return [await self.run_epoch(epoch, "x") for epoch in range(num_epochs)]
+
+    run.make_trainer = lambda: ByHand(config())
+    with pytest.raises(TrainingError, match=rf"job run-epoch-1 .*`await self\.{how}"):
+        await run.start(num_epochs=2)
+
+
 async def test_validations_of_an_own_trainer_are_recorded_with_the_weights_that_were_measured(run):
     class Validating(guide.GuideTrainer):
         async def run(self, num_epochs):

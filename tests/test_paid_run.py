@@ -1,7 +1,6 @@
 """A run that pays an API is killed at any operation: nothing is lost or paid twice, and its end is the same.
 
-Two models are trained in deterministic mode, one here and one by jobs at a stand-in for the API, which
-outlives the run. A log says what the journal had stored.
+One model is trained here and one by jobs at a stand-in for the API, which outlives the run.
 """
 
 import hashlib

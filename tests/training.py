@@ -61,8 +61,7 @@ class FakeAdapterConfig(TrainerAdapterConfig, name="fake"):
 class FakeAdapter(TrainerAdapter):
     """Keeps its jobs in a folder, as a remote backend would; each job makes the next version.
 
-    `lose_jobs` forgets the jobs of earlier processes, as an in-process backend does. `behave` may
-    change the final status of a job, or raise.
+    `lose_jobs` forgets earlier processes' jobs. `behave` may change a job's final status, or raise.
     """
 
     def __init__(

@@ -1,7 +1,4 @@
-"""Which vLLM tests run against: the stand-in always, the real one where it is installed and asked for.
-
-ETUDE_TEST_VLLM=path/to/vllm pytest -m vllm
-"""
+"""Which vLLM tests run against: the stand-in, and by `ETUDE_TEST_VLLM=path pytest -m vllm` the real one."""
 
 from __future__ import annotations
 

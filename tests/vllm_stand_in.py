@@ -1,9 +1,7 @@
 """Stands in for `vllm serve`, which is too large to be installed for every test.
 
-It speaks vLLM's wire format for what Etude asks of it, and answers with a real model; with `--echo` it has
-none, starts at once and answers with one token; with `--slow` it never starts, and does not listen to
-SIGTERM; with `--dying` its engine fails at the first request. `tests/vllm.py` says which tests run against
-both.
+It speaks vLLM's wire format and answers with a real model. With `--echo` it answers at once with one token;
+with `--slow` it never starts or listens to SIGTERM; with `--dying` it fails at the first request.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Count the files that a value goes through: those with a function that takes or returns it.
 
-`python -m tests.walks` plays walks of docs/architecture.md with a profiler in all threads: a tiny model is
-trained for an epoch, the run is resumed for another one, and a server is asked. A value counts as taken if it
-is in an argument, however deep in lists, dicts and Etude's values. Objects with a state are not searched.
+`python -m tests.walks` plays walks of docs/architecture.md with a profiler in all threads. A value counts as
+taken if it is in an argument, however deep in lists, dicts and Etude's values, but not in other objects.
 """
 
 from __future__ import annotations

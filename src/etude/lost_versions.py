@@ -1,4 +1,4 @@
-"""Versions missing on disk, trained again in a copy of their run from the episodes in its journal."""
+"""Lost or damaged versions, trained again in a copy of their run from the episodes in its journal."""
 
 import os
 import shutil
@@ -16,7 +16,7 @@ from etude.loop.lifecycle import config_to_resume
 from etude.store.backup import copy_journal, list_run_files
 from etude.store.database import DATABASE
 from etude.store.facts import RunVersion, choose_version
-from etude.store.files import private_folder
+from etude.store.files import WEIGHTS_FILE, damage_in, private_folder
 from etude.store.histories import read_histories
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
@@ -25,12 +25,14 @@ from etude.verbs import train_in
 @contextmanager
 def version_on_disk(run: Path, wish: str, say: Callable[[str], None]) -> Iterator[RunVersion]:
     """Yield the version that `wish` names for `choose_version`, with its weights on disk within the block. If
-    they are missing, a copy of the run trains them again. Raises RequestError and the errors of resuming."""
+    they are missing or damaged, a copy of the run trains them again. Raises RequestError and the errors of
+    resuming."""
     wanted = choose_version(run, wish, kept=False)
-    if wanted.folder is None or wanted.folder.exists():
+    damage = [] if wanted.folder is None else damage_in(wanted.folder, only=WEIGHTS_FILE)
+    if not damage:
         yield wanted
         return
-    say(f"{wanted} is not on the disk: it is trained again, on the episodes that are in the journal")
+    say(f"{wanted}: {damage[0]}; it is trained again, on the episodes that are in the journal")
     own = f".{os.getpid()}.part"  # A draft's name, so that it is deleted after a kill.
     with tempfile.TemporaryDirectory(own, ".", private_folder(run / "export")) as root:
         copy = Path(root) / run.name

@@ -122,8 +122,7 @@ async def open_runtime(
 
 
 async def _keep_examples(run: RunFolder, examples: Sequence[Example], progress: Progress) -> None:
-    """Record a digest of the examples. Raises RequestError if episodes were run on others; other changes are
-    warned of."""
+    """Record a digest of the examples. Raises RequestError if episodes were run on others."""
     known = set[str]()
     for example in examples:
         try:

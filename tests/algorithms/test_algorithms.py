@@ -82,7 +82,7 @@ def test_an_option_of_no_algorithm_is_refused_with_where_it_belongs(option: str,
     [
         (Grpo, {"variant": "x"}, "Grpo: variant: Input should be 'dapo', .*, found 'x'"),
         (Grpo, {"group": 4, "num_generations": 4}, "num_generations and group .*option"),
-        (Dpo, {"beta": -1}, "Dpo: beta: .* 0, found -1"),
+        (Dpo, {"beta": -1, "credit": 3}, "Dpo: credit: .*, found 3; beta: .* 0, found -1"),
         (Malt, {"interval": "a"}, "Malt: interval: .*number, .*, found 'a'"),
     ],
 )

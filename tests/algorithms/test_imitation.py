@@ -1,6 +1,7 @@
 """Which episodes are imitated, decisions that are put right before that, and distillation from a teacher."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from etude.core.sample import to_trajectory
 from etude.engines.openai_compatible import OpenAiEngine, OpenAiLlmConfig
 from etude.learner.passes import sample_logprobs
 from etude.models.tiny import build_policy, build_tokenizer
+from etude.preflight.check import check_config
 from etude.protocols import SCALES, Move, adp, nip
 from etude.protocols.scenario import parse_answer
 from etude.store.run_folder import RunFolder
@@ -181,6 +183,8 @@ async def test_a_run_learns_from_a_teacher_in_this_process_and_asks_it_once(tmp_
             silent.llms["expert"] = OpenAiLlmConfig(base_url=server.url, model_name="x", max_retries=0)
             with pytest.raises(EtudeError, match=message):
                 await train_in(wrong, run)
+            told_before = [each.detail for each in (await check_config(wrong))[0].items]
+            assert wrong is other or any(re.search(message, detail) for detail in told_before), told_before
             assert not [key for key, _ in run.journal.scan() if "/call/" in key], "before any is sampled"
     with RunFolder.create(tmp_path / "runs", "run") as run:
         outcome = await train_in(config(teacher="expert"), run)

@@ -1,8 +1,7 @@
 """A stand-in for `art run` on a real socket: its own protocol, and the inference that it serves beside it.
 
-Paths, bodies, answers and the quirks of the end of a training stream are as in openpipe-art 0.4.11 and
-0.5.17: there are no job ids, the end of the stream is the only sign of success, and a batch without
-differing rewards advances the step without training.
+It is as openpipe-art 0.4.11 and 0.5.17: there are no job ids, the end of the stream is the only sign of
+success, and a batch without differing rewards advances the step without training.
 """
 
 from __future__ import annotations

@@ -19,8 +19,7 @@ END = 2
 class LmStandIn(StandIn):
     """A server that keeps what was asked of its engine in `engine`.
 
-    The engine needs to be asked `slow` times before it runs. It is away for jobs that say so, and
-    completions are refused meanwhile.
+    The engine runs after `slow` requests. It is away, and completions refused, for jobs that say so.
     """
 
     def __init__(self, *, version: str = version("etude"), slow: int = 0, **options: Any) -> None:

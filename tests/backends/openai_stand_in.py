@@ -35,10 +35,9 @@ ORDER = ["validating_files", "queued", "running"]
 class StandIn:
     """Files, jobs and models. A job goes one state further each time it is asked after.
 
-    `ending` is how jobs end; files of fewer than `min_rows` fail. `page` is the longest page of a list. Any
-    number of clients may share it, as processes share the API. `faults` are taken one by one by the requests
-    they name: `lost` does what was asked and gives no answer, so does a function, which is called then; a
-    number is a status. `say` answers a chat completion by the model's name and the number of the request.
+    `ending` is how jobs end; files of fewer than `min_rows` fail. `page` is the longest page of a list.
+    Requests take the `faults` that name them one by one: `lost`, or a function that is called, does what was
+    asked and gives no answer; a number is a status. `say` answers a chat by model and number of the request.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
-"""The wire format, held to the real openpipe-art package: its server's routes and its own classes.
+"""The wire format, held to the real openpipe-art package, where it is installed: its routes and classes.
 
-Skipped where the extra `art` is not installed. Only ART's GPU backend is replaced: `art run` itself
-parses every request.
+Only ART's GPU backend is replaced: `art run` itself parses every request.
 """
 
 import sys

@@ -1,6 +1,7 @@
 """Whose address and whose key a hosted backend gets."""
 
 import asyncio
+from contextlib import asynccontextmanager
 
 import httpx
 import pytest
@@ -55,35 +56,36 @@ def test_without_a_key_it_says_where_one_is_missing(monkeypatch):
     assert address_and_key({}, {"base_url": THERE}) == (THERE, "none")
 
 
+@asynccontextmanager
+async def open_adapter(url):
+    config = OpenAiAdapterConfig(api_key=KEY)
+    client = connect(config, OpenAiLlmConfig(model_name=BASE, base_url=url), needs_key=True)
+    yield OpenAiAdapter(config, client, BASE)
+    await client.close()
+
+
 async def test_answers_over_real_sockets_are_read_up_to_a_limit():
     """And the SDK goes on with the client that limits them."""
     stand_in = StandIn()
     with stand_in.serve() as url:
-        config = OpenAiAdapterConfig(api_key=KEY)
-        client = connect(config, OpenAiLlmConfig(model_name=BASE, base_url=url), needs_key=True)
-        adapter = OpenAiAdapter(config, client, BASE)
-        await adapter.check()
-        stand_in.say = lambda model, number: "x" * (33 * 2**20)
-        with pytest.raises(BackendError, match=r"larger than 32 MB"), api_errors(client):
-            await adapter.client.chat.completions.create(model=BASE, messages=[])
-        await client.close()
+        async with open_adapter(url) as adapter:
+            await adapter.check()
+            stand_in.say = lambda model, number: "x" * (33 * 2**20)
+            with pytest.raises(BackendError, match=r"larger than 32 MB"), api_errors(adapter.client):
+                await adapter.client.chat.completions.create(model=BASE, messages=[])
 
 
 async def test_each_fault_of_an_api_is_a_backend_error_that_says_what_it_was(monkeypatch):
     """Whether there is no answer, or one to something else: the SDK takes any JSON for what it asked for."""
 
     async def call(endpoint, fault):
-        config = OpenAiAdapterConfig(api_key=KEY)
-        model = OpenAiLlmConfig(model_name=BASE, base_url=endpoint.url(fault))
         monkeypatch.setattr(openai_api, "REQUEST_SECONDS", 0.5 if FAULTS[fault].kind == "slow" else 60.0)
-        client = connect(config, model, needs_key=True)
-        adapter = OpenAiAdapter(config, client, BASE)
-        adapter.retry_policy = RetryPolicy(retries=0)
-        with pytest.raises(BackendError) as error:
-            await adapter.find("a job")
-        assert not await adapter.is_healthy()
-        assert adapter.unhealthy_because is not None
-        await client.close()
+        async with open_adapter(endpoint.url(fault)) as adapter:
+            adapter.retry_policy = RetryPolicy(retries=0)
+            with pytest.raises(BackendError) as error:
+                await adapter.find("a job")
+            assert not await adapter.is_healthy()
+            assert adapter.unhealthy_because is not None
         return str(error.value)
 
     async with FaultyEndpoint().serving() as endpoint, asyncio.timeout(100):
@@ -108,12 +110,9 @@ async def test_an_answer_to_something_else_makes_nothing_a_second_time(spoilt, m
 
     monkeypatch.setattr(StandIn, "answer", spoiling)
     with stand_in.serve() as url:
-        config = OpenAiAdapterConfig(api_key=KEY)
-        client = connect(config, OpenAiLlmConfig(model_name=BASE, base_url=url), needs_key=True)
-        adapter = OpenAiAdapter(config, client, BASE)
-        ref = await adapter.submit(imitations())
-        assert (await adapter.wait_until_complete(ref, 0.001)).status == "completed"
-        await client.close()
+        async with open_adapter(url) as adapter:
+            ref = await adapter.submit(imitations())
+            assert (await adapter.wait_until_complete(ref, 0.001)).status == "completed"
     assert (len(stand_in.files), len(stand_in.jobs)) == (1, 1)
 
 

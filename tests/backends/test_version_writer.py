@@ -129,7 +129,7 @@ def test_a_run_has_its_best_and_its_last_version_on_the_disk_and_exports_any(
     gone = next(number for number in versions if f"v{number}" not in kept)
     exported = etude("export", "run", "--version", f"v{gone}")
     assert exported.exit_code == 0, exported.output
-    assert f"run:v{gone} " in exported.stderr and "trained again" in exported.stderr
+    assert f"run:v{gone}: " in exported.stderr and "trained again" in exported.stderr
     assert len(calls) == played and "bit for bit" not in exported.stderr
     assert {path.name for path in (run / "checkpoints").glob("v?")} == kept
     assert [path.name for path in (run / "export").iterdir()] == [f"v{gone}"]

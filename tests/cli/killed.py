@@ -43,8 +43,7 @@ def killed_after(count: int, *arguments: Any, folder: Path, seconds: float = 0.0
 def everything(run: Path, *others: str) -> dict[str, Any]:
     """Calls, episodes, scores, epochs and versions, with the digests of their weights, but for times.
 
-    Not the config, which says where the run is backed up; nor the bill: a call that was under way at a kill
-    was made twice; nor the key that each run draws; nor fields that are called as `others`.
+    Not the config, the bill, keys that each run draws, and fields that are called as `others`.
     """
     with RunFolder.read(run) as opened:
         kept = {

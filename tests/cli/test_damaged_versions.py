@@ -146,13 +146,17 @@ def test_check_names_each_file_and_the_next_resume_mends_it(
     require_undisturbed(run, after_run)
 
 
-def test_a_damaged_version_is_neither_evaluated_nor_exported(run: Path) -> None:
+def test_a_damaged_version_is_not_evaluated_and_its_export_trains_it_again(
+    run: Path, calls: list[str]
+) -> None:
+    whole = succeed("export", "run", "--version", "v2", "--out", "whole") and Path("whole/model.safetensors")
     flip(run / "checkpoints" / "v2" / "trained.safetensors")
-    for command in (("evaluate", "config.yml", "--model", "run:v2"), ("export", "run", "--version", "v2")):
-        refused = etude(*command)
-        assert refused.exit_code == 1
-        assert "v2 is damaged: v2/trained.safetensors is not" in refused.output
-    assert refused.output.splitlines()[-1] == "next: etude resume runs/run"
+    refused = etude("evaluate", "config.yml", "--model", "run:v2")
+    assert refused.exit_code == 2 and "v2 is damaged: v2/trained.safetensors is not" in refused.output
+    advice = refused.output.strip().partition("by: etude ")[2].split()
+    shown = succeed(*advice).output
+    assert "v2/trained.safetensors is not what was written; it is trained again" in " ".join(shown.split())
+    assert (run / "export/v2/model.safetensors").read_bytes() == whole.read_bytes() and not calls
 
 
 @pytest.mark.slow

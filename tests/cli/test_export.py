@@ -1,6 +1,7 @@
 """`etude export`: models that other programs load."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,9 @@ def test_nothing_of_the_users_is_written_over(after_run):
     (after_run / "other" / "model.gguf").write_text("made of it")
     assert etude("export", "r", "--version", "v1", "--out", "other").exit_code == 2
     assert (after_run / "other" / "model.gguf").read_text() == "made of it"
+    shutil.rmtree(after_run / "runs/r/checkpoints/v1")
+    refused = etude("export", "r", "--version", "v1", "--lora")
+    assert "r:v1 has no LoRA weights" in refused.output and "trained again" not in refused.output
 
 
 def test_lora_weights_go_alone_and_no_model_card_names_a_place_of_this_machine(local, tmp_path):

@@ -1,8 +1,7 @@
 """The model that the clients talk to: a tiny Llama that has learned what agents say in their conversations.
 
-It is trained, in seconds, on a handful of transcripts: a question, a call of a tool, its result, the answer.
-Its chat template shows it the end of long messages and no system prompt, so that what the clients write
-around a question (thousands of tokens) does not matter.
+It is trained, in seconds, on a question, a call of a tool, its result and the answer. Its chat template shows
+it the end of long messages and no system prompt, so that what clients write around does not matter.
 """
 
 from __future__ import annotations

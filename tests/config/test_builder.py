@@ -43,6 +43,7 @@ def make_traced(parts: object) -> Callable[..., tuple[Config, list[str]]]:
             events.append(f"make {me}")
             yield me
             events.append(f"close {me}")
+            assert me != "broken"
 
         entries = {
             name: {"_type": "traced", "needs": needed, "at_once": at_once} for name, needed in needs.items()
@@ -77,6 +78,14 @@ async def test_components_that_need_each_other_in_a_circle_are_an_error(make_tra
     async with Builder(config) as builder:
         with pytest.raises(RequestError, match=r"circle: evaluators\.(.)( -> evaluators\..){2}.*\.\1$"):
             await asyncio.wait_for(asyncio.gather(*map(builder.get_evaluator, asked)), 10)
+
+
+async def test_an_error_in_the_cleanup_of_a_component_is_told_and_ends_nothing(make_traced: Any, caplog):
+    config, events = make_traced(a=["broken"], broken=[])
+    async with Builder(config) as builder:
+        await builder.get_evaluator("a")
+    assert events[2:] == ["close a", "close broken"]
+    assert "closing evaluators.broken failed: " in caplog.text and __file__ in caplog.text
 
 
 async def test_an_unknown_name_is_answered_with_the_nearest(make_traced: Any):

@@ -29,6 +29,7 @@ eval:
 trajectory_builders: {groups: grpo, more_groups: {_type: grpo, num_generations: 16}}
 finetuning:
   enabled: true
+  num_epochs: 2
   trajectory_builder: groups
   targets:
     prover: {reward_function: {name: proved}, every: 2}
@@ -66,13 +67,13 @@ def test_a_target_by_itself_is_a_block_with_one_model(folder: Path):
     assert (block.target_model, block.trajectory_builder) == ("verifier", "more_groups")
     assert block.reward_function.name == "verified"
     assert block.curriculum_learning.enabled
-    assert block.num_epochs == 1
+    assert block.num_epochs == 2
 
 
 @pytest.mark.parametrize(
     ("written", "instead", "message"),
     [
-        ("model: verifier", "model: verifyer", "config.yml:13:7: .* 'llms' has no model 'verifyer'"),
+        ("model: verifier", "model: verifyer", "config.yml:14:7: .* 'llms' has no model 'verifyer'"),
         ("checker:", "other:\n      model: judge\n    checker:", "'eval.evaluators' has several"),
         (
             "checker:\n      model: verifier",
@@ -85,6 +86,7 @@ def test_a_target_by_itself_is_a_block_with_one_model(folder: Path):
         ("checker:", "a/b:", "targets.a/b: .*'-', '_' and '.'"),
         ("every: 2\n", "evry: 2\n", "'finetuning.targets.checker.evry' .*'every'"),
         ("every: 2\n", "every: 0\n", "equal to 1, found 0"),
+        ("offset: 1", "offset: 2", r"checker.offset: 2 is beyond the last epoch.*num_epochs' \(2\)"),
         ("  trajectory_builder: groups\n", "", "'trajectory_builders' has several"),
         ("  enabled: true", "  enabled: true\n  target_model: judge", "target_model: .*'finetuning.targets'"),
     ],
@@ -141,6 +143,7 @@ def parse(tmp_path, warm_up):
         ("{transcripts: t.jsonl, steps: 3, until: {loss: 1}}", "set either `until` or `steps`"),
         ("{transcripts: t.jsonl, until: {}}", "set either `reward` or `loss`"),
         ("{transcripts: t.jsonl, step: 3}", "did you mean 'steps'"),
+        ("{transcripts: [[]], steps: 3}", "expected a JSONL file, .* found a list; write conversations"),
     ],
 )
 def test_a_block_that_cannot_be_is_refused_with_its_line(tmp_path, warm_up, problem):

@@ -1,7 +1,6 @@
 """Model families as they are: the chat templates of TRL's package, and tokenizers built tiny for them.
 
-A template is tried on tool calls with all kinds of values, and on conversations of every shape. Run as
-a module it writes the families of docs/models.md.
+Run as a module it writes the families of docs/models.md.
 """
 
 from __future__ import annotations

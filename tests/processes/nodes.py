@@ -40,11 +40,10 @@ def start_cluster(*cpus: int) -> Iterator[Any]:
 
 
 def add_node(cluster: Any, cpus: int) -> Any:
-    """Start a node with so many CPUs.
+    """Start a node with so many CPUs, and a folder of its own, as a machine has.
 
-    It has a folder of its own, as a machine has: where nodes share one, each that starts unpacks the code
-    that goes along anew, and takes it from the processes of the others. What its workers print comes to the
-    driver by a log monitor, which `Cluster` leaves out of all nodes but the head.
+    Nodes that share one unpack the code anew and take it from each other. Workers' prints come to the driver
+    by a log monitor, which `Cluster` leaves out of all nodes but the head.
     """
     folder = mkdtemp(dir=cluster.folders)
     return cluster.add_node(

@@ -108,10 +108,7 @@ def shape(tree: EpisodeTree) -> list[tuple[int, str, str]]:
 
 
 def expected_value(tree: EpisodeTree, node: Node | None, agent: str) -> float:
-    """The agent's mean payoff from a node on, or from the start, when answers are drawn evenly.
-
-    By listing all ways to the end: the probability of each, times what is earned on it.
-    """
+    """The agent's mean payoff from a node, or the start, by the probability of each way to the end."""
     start = None if node is None else node.id
     ways = [(1.0, start, 0.0 if node is None else node.rewards.get(agent, 0.0))]
     ended = 0.0

@@ -1,7 +1,4 @@
-"""A real model: its run, gradients, end after a kill and exports; its samples held to plain transformers.
-
-In the quick tests runs, gradients and exports are of its first layers; in the slow ones of them all.
-"""
+"""A real model: its run, gradients, end after a kill and exports; its samples held to plain transformers."""
 
 import asyncio
 import json

@@ -58,10 +58,7 @@ def upload(client: openai.OpenAI, rows: list[dict[str, Any]], name: str = "train
 
 
 def create(client: openai.OpenAI, file: str, method: str = "supervised", **options: Any) -> FineTuningJob:
-    """A job with the given hyperparameters, and the options of the API under `request`.
-
-    Its seed is given: one that the server drew would make another model of it in each run of the tests.
-    """
+    """A job with the given hyperparameters, a fixed seed, and the options of the API under `request`."""
     request = options.pop("request", {})
     how: Any = {"type": method, method: {"hyperparameters": options}}
     request = {"model": "tiny", "training_file": file, "method": how, "seed": 5} | request

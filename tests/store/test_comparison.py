@@ -22,10 +22,7 @@ def run_with(
     epochs: int = 1,
     asked: Mapping[str, str] = MappingProxyType({}),
 ) -> Path:
-    """A run with the scores of the episodes of each phase, by example.
-
-    `asked` has the examples' questions. Without one, an example has its id for its question.
-    """
+    """A run with the scores of each phase's episodes by example. Its question is in `asked`, or its id."""
     episodes = []
     for phase, examples in phases.items():
         for id, scores in examples.items():

@@ -48,7 +48,7 @@ def test_words(words, fits, not_):
 
 
 @pytest.mark.parametrize(
-    "words", ["reward<", "reward<x", "reward < 0", "version:v3", "agent=solver", 'an "open']
+    "words", ["reward<", "reward<x", "reward < 0", "version:v3", "agent=solver", 'an "open', "failed:tiemout"]
 )
 def test_what_cannot_be_meant_is_refused(words):
     with pytest.raises(RequestError):

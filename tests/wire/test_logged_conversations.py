@@ -1,7 +1,6 @@
 """Which calls of a log are one chat, by golden files, and that no row makes it crash.
 
-The logs are as the formats' own documentation shows them; examples/logs converts those that are not OpenAI's.
-The files of chats are written anew by `python -m tests.wire.test_logged_conversations`.
+`python -m tests.wire.test_logged_conversations` writes the golden files anew.
 """
 
 import copy

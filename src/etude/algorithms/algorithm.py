@@ -22,7 +22,7 @@ from etude.config.import_path import import_object, is_import_path, make_importa
 from etude.config.key_types import field_names
 from etude.config.registry import register_trajectory_builder
 from etude.core.conversion import Encoder, convert_unit
-from etude.core.data_model import first_fault, number
+from etude.core.data_model import list_faults, number
 from etude.core.errors import EtudeError, RequestError, TrainingError, alternatives
 from etude.core.interfaces import wrap_implementations
 from etude.core.job import Skipped
@@ -264,8 +264,7 @@ def make_algorithm(name: Method, options: Mapping[str, Any] | None = None) -> Al
 
 
 def find_algorithm(method: Method, own: Algorithm | None) -> Algorithm:
-    """Return a run's own algorithm if `method` names it, else the named one with its defaults. Raises
-    RequestError for an unknown name."""
+    """Return a run's own algorithm if `method` names it, else the named one. Raises RequestError."""
     return own if own is not None and own.type_name == method else make_algorithm(method)
 
 
@@ -273,7 +272,7 @@ def _validate(algorithm: type[A], name: str, options: Mapping[str, Any]) -> A:
     try:
         return algorithm.model_validate(dict(options))
     except ValidationError as error:
-        raise RequestError(f"{name}: {first_fault(error)}") from error
+        raise RequestError(f"{name}: {list_faults(error)}") from error
 
 
 def find_same_loss(algorithm: Algorithm, known: Collection[Method]) -> type[Algorithm] | None:

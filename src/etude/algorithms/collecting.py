@@ -205,15 +205,14 @@ class TrajectoryBuilder(ABC):
         Each call plays new episodes, even when calls overlap. Failed episodes, and episodes that the reward
         function could not score, appear only in the output's `left_out`.
         """
-        runtime, reward = self.runtime, self._block.reward_function
+        runtime, reward = self.runtime, self._block.reward_name
         output = await runtime.evaluation.run(
             runtime.examples, on_episode=runtime.progress.episode_finished, on_score=self._score_made
         )
-        return output if reward is None else output.scored_by(reward.name)
+        return output if reward is None else output.scored_by(reward)
 
     def _score_made(self, evaluator: str, item: EvalOutputItem) -> None:
-        reward = self._block.reward_function
-        if reward is not None and evaluator == reward.name:
+        if evaluator == self._block.reward_name:
             self.runtime.progress.scored(item)
 
     @abstractmethod
@@ -282,7 +281,7 @@ class CollectingBuilder(TrajectoryBuilder):
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Take the `finetuning` block. Raises RequestError without a reward, or if nothing can be learned."""
         await super().initialize(run_config)
-        self._reward_name()
+        run_config.require_reward()
         self.algorithm.check()
         if self._runtime is not None:
             await self.algorithm.check_run(self._runtime)
@@ -438,10 +437,10 @@ class CollectingBuilder(TrajectoryBuilder):
             )
 
     def _rewards_in(self, output: EvaluationRunOutput) -> list[EvalOutputItem]:
-        if self.run_config.reward_function is None and len(output.evaluation_results) == 1:
+        if self.run_config.reward_name is None and len(output.evaluation_results) == 1:
             return output.evaluation_results[0][1].eval_output_items
         try:
-            return output.evaluator_items(self._reward_name())
+            return output.evaluator_items(self.run_config.require_reward())
         except KeyError as error:
             names = ", ".join(name for name, _ in output.evaluation_results) or "none"
             raise RequestError(
@@ -454,8 +453,3 @@ class CollectingBuilder(TrajectoryBuilder):
         """The entry of `llms` whose calls are trained on."""
         named = self._block.target_model
         return named or (None if self._runtime is None else self._runtime.target_model)
-
-    def _reward_name(self) -> str:
-        if (reward := self.run_config.reward_function) is not None:
-            return reward.name
-        raise RequestError("no reward function: name an evaluator under 'finetuning.reward_function.name'")

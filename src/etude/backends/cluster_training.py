@@ -49,8 +49,7 @@ class Learners:
 class ClusterLearners:
     """A trainer of jobs on other machines, which see the run folder at the same path.
 
-    A job also resumes from its last checkpoint after the run's own process was killed, because its team ends
-    with it.
+    A job also resumes from its last checkpoint after a kill of the run's own process, which ends its team.
     """
 
     learners: Learners

@@ -180,8 +180,7 @@ class JobTraining:
         """Plan the job, and load its newest undamaged checkpoint.
 
         A checkpoint follows every `checkpoint_steps` steps, except the last step, whose weights the caller
-        keeps. Raises TrainingError if there is nothing to learn from, StoreError for a checkpoint that does
-        not fit.
+        keeps. Raises TrainingError if there is nothing to learn from, StoreError for a wrong checkpoint.
         """
         self._learner = learner
         self._team = learner.team

@@ -252,8 +252,7 @@ def _locked_team(order: JobOrder, folder: JobFolder, member: TeamMember | None) 
 
 
 class ProcessJob(ABC):
-    """A job that other processes train. If they end early, for any reason, the next ones resume from its last
-    checkpoint."""
+    """A job that other processes train. If they end early, the next ones resume from its last checkpoint."""
 
     def __init__(self, folder: JobFolder, position: int = 0) -> None:
         """`position` is where the news begin that were not heard yet."""

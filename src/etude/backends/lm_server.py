@@ -19,7 +19,7 @@ from etude.backends.openai_jobs import OpenAiJobs
 from etude.backends.trainer_adapter import Capabilities, JobHyperparameters, trained_model
 from etude.config.finetuning import FinetuneConfig
 from etude.config.registry import register_trainer_adapter
-from etude.core.data_model import first_fault
+from etude.core.data_model import list_faults
 from etude.core.errors import BackendError, CapabilityError
 from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.sample import TrajectoryCollection
@@ -202,7 +202,7 @@ class LanguageModelClient:
                 return model.model_validate_json(response.content)
             except ValidationError as error:
                 raise BadResponseError(
-                    f"GET {self.base_url}{path} answered something else ({first_fault(error)}); is it an "
+                    f"GET {self.base_url}{path} answered something else ({list_faults(error)}); is it an "
                     "etude server?",
                     RetryReason("malformed"),
                 ) from error
@@ -231,8 +231,7 @@ class LmServerAdapterConfig(JobsConfig, name="lm_server"):
     """Train at a language-model server: `etude serve`, on this machine or another."""
 
     free_engine: bool = False
-    """Stop the server's engine while a job trains, if the device has no room for both. The engine restarts
-    afterwards."""
+    """Stop the server's engine while a job trains, if the device has no room for both, and restart it."""
 
 
 class LmServerAdapter(OpenAiJobs):

@@ -172,8 +172,7 @@ class MadeVersion:
 class VersionWriter:
     """A thread that writes a model's versions while the next episodes are collected.
 
-    Call its methods from one thread at a time, with the policy's lock held. The next call raises the errors
-    of earlier writes.
+    Call its methods from one thread at a time, with the policy's lock. It raises errors of earlier writes.
     """
 
     def __init__(self, versions: StateFolders, seconds: float | None) -> None:

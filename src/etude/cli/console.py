@@ -160,8 +160,7 @@ def show_outcome(summary: Summary, epochs: str, run: Path) -> None:
 def show_troubles(run: Path, calls: Mapping[str, int], causes: Sequence[FailureCause]) -> None:
     """Print counts of cut-off answers, repeated calls and failed tools, and the causes of failures.
 
-    Each cause has a command that shows one of its episodes. `calls` are counts as an evaluation's output has
-    them.
+    Each cause has a command that shows one of its episodes. `calls` are counts of an evaluation's output.
     """
     from etude.loop.alarms import CutOffAnswers
     from etude.store.figures import show_command

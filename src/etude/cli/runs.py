@@ -105,7 +105,10 @@ def check(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> No
         raise StoreError(f"{path} is damaged: {'; '.join(damage)}; {TO_MEND}")
     if files:
         with on_error(lambda: hints.command("resume", path)):
-            raise StoreError(f"{path} is damaged: {'; '.join(files)}. A damaged version is made again")
+            raise StoreError(
+                f"{path} is damaged: {'; '.join(files)}. The last version is made again when the run is "
+                "resumed, an earlier one when it is exported"
+            )
     say("its journal is whole: every entry is as it was written, and none is missing")
     say("its versions are whole: every file is as it was written")
     next_step(hints.after_run(path))

@@ -306,11 +306,13 @@ def export(
 ) -> None:
     """Export the trained model with a model card."""
     from etude.lost_versions import version_on_disk
-    from etude.show.exported_model import export_model
-    from etude.store.facts import find_run
+    from etude.show.exported_model import export_model, require_lora
+    from etude.store.facts import choose_version, find_run
     from etude.store.stored_config import needs_program
 
     path = find_run(run, output_dir)
+    if lora:
+        require_lora(choose_version(path, version, kept=False))
     with on_error(lambda: hints.command("resume", path)), version_on_disk(path, version, warn) as wanted:
         folder = (out or path / "export" / f"v{wanted.number}{'-lora' if lora else ''}").absolute()
         files = export_model(wanted, folder, lora_only=lora)

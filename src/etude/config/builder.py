@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from copy import copy
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,16 +14,18 @@ from urllib.parse import quote
 
 from etude.config import registry
 from etude.config.component import ComponentConfig, DatasetConfig
-from etude.config.import_path import user_code, where_defined
+from etude.config.import_path import user_code, where_defined, where_raised
 from etude.config.load import parse_components
 from etude.config.registry import KINDS, Kind
 from etude.config.schema import Config
 from etude.core.data_model import name_type
 from etude.core.episode import ToolSet, ToolSource
-from etude.core.errors import EtudeError, RequestError, alternatives
+from etude.core.errors import EtudeError, RequestError, StoreError, alternatives
 from etude.core.interfaces import Dataset, Engine, Evaluator, Run
 from etude.core.json_text import exact_value
 from etude.core.keys import content_hash
+
+_LOG = logging.getLogger("etude.config")
 
 
 class Builder:
@@ -176,10 +180,21 @@ class Builder:
         own._user = key
         context = contextlib.asynccontextmanager(registration.factory)(config, own)
         with user_code(EtudeError, f"cannot build {key} (_type: {registration.name})"):
-            component = await self._exits.enter_async_context(context)
+            component = await context.__aenter__()
+            self._exits.push_async_exit(partial(_close, context, key))
             if component is None:
                 raise EtudeError(f"{where_defined(registration.factory)}: what builds {key} yielded None")
             return self.wrap_llm(key.removeprefix("llms."), component) if kind == "llms" else component
+
+
+async def _close(component: Any, key: str, *error: Any) -> None:
+    """Leave a component's context. Its error undoes no work: it is told, unless it is a StoreError."""
+    try:
+        await component.__aexit__(*error)
+    except StoreError:
+        raise
+    except Exception as problem:  # noqa: BLE001  user code
+        _LOG.warning("closing %s failed: %s", key, where_raised(problem))
 
 
 class TargetBuilder(Builder):

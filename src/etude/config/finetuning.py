@@ -14,7 +14,7 @@ from pydantic import Field, SerializeAsAny, ValidationError, field_validator, mo
 from etude.config.component import CHANGEABLE, AlarmConfig, ComponentConfig, DatasetConfig, OutputFolder
 from etude.config.data_files import read_jsonl
 from etude.config.import_path import import_object, is_import_path, user_code
-from etude.core.data_model import DataModel, first_fault
+from etude.core.data_model import DataModel, list_faults, name_type
 from etude.core.episode import Example
 from etude.core.errors import DatasetError, RequestError
 from etude.core.message import Message, Tool
@@ -89,6 +89,16 @@ class WarmUpConfig(DataModel, revalidate_instances="always"):
     examples: ClassVar[int] = 256
     """The most training examples to measure the reward on: the first ones."""
 
+    @field_validator("transcripts", mode="before")
+    @classmethod
+    def _require_name(cls, value: Any) -> str:
+        if not isinstance(value, str | Path):
+            raise ValueError(
+                f"expected a JSONL file, or a function as `module:name`, found {name_type(value)}; write "
+                "conversations into a file, one on each line"
+            )
+        return str(value)
+
     @model_validator(mode="after")
     def _check_end(self) -> Self:
         if (self.until is None) == (self.steps is None):
@@ -113,8 +123,7 @@ class Transcript:
 
 
 def read_transcripts(source: str, examples: Sequence[Example], seed: int) -> list[Transcript]:
-    """Read the conversations of a file or a function. Raises DatasetError, which names the line or number of
-    an invalid conversation."""
+    """Read the conversations of a file or a function. Raises DatasetError, which names the line or number."""
     if is_import_path(source):
         transcripts = [
             _check_transcript(f"{source}: transcript {n}", row)
@@ -145,7 +154,7 @@ def _check_transcript(where: str, row: Any) -> Transcript:
     try:
         checked = SupervisedRow.model_validate(content)
     except ValidationError as error:
-        raise DatasetError(f"{where}: {first_fault(error)}") from error
+        raise DatasetError(f"{where}: {list_faults(error)}") from error
     return Transcript([message.to_wire() for message in checked.messages], checked.tools or (), where)
 
 
@@ -280,6 +289,19 @@ class FinetuneConfig(DataModel, revalidate_instances="always"):
                 self.__dict__[key] = name
                 self.__pydantic_fields_set__.discard(key)
         return self
+
+    @property
+    def reward_name(self) -> str | None:
+        """The evaluator that is the reward; None if none is named."""
+        return None if self.reward_function is None else self.reward_function.name
+
+    def require_reward(self) -> str:
+        """Return the evaluator that is the reward. Raises RequestError if none is named."""
+        if self.reward_name is None:
+            raise RequestError(
+                "no reward function: name an evaluator under 'finetuning.reward_function.name'"
+            )
+        return self.reward_name
 
     def require_target(self) -> str:
         """Return the entry of `llms` to train. Raises RequestError if none is named."""

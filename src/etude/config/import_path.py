@@ -97,12 +97,12 @@ def where_raised(error: BaseException) -> str:
     in the traceback. An exception group is told by the first error inside."""
     from pydantic_core import ValidationError  # Imported here because `etude --help` does not need them.
 
-    from etude.core.data_model import first_fault
+    from etude.core.data_model import list_faults
 
     frame, error = user_frame(error), first_error(error)
     text = next(iter(safe_error_text(error).splitlines()), "no message")
     if isinstance(error, ValidationError):
-        text = f"{error.title}: {first_fault(error)}"
+        text = f"{error.title}: {list_faults(error)}"
     summary = f"{type(error).__name__}: {mask_secrets(text)}"
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}: {summary}"
@@ -111,8 +111,7 @@ def where_raised(error: BaseException) -> str:
 
 @contextmanager
 def user_code(kind: type[EtudeError], text: str) -> Iterator[None]:
-    """Raise an error of this kind for one that a user's code raises in the block; Etude's own errors pass
-    through."""
+    """Raise an error of this kind for one of a user's code in the block; Etude's own errors pass through."""
     try:
         yield
     except EtudeError:
@@ -122,8 +121,7 @@ def user_code(kind: type[EtudeError], text: str) -> Iterator[None]:
 
 
 def user_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """Return the innermost frame of user code in a traceback, also of an exception group, or else the
-    innermost of all."""
+    """Return the innermost frame of user code in a traceback, or else the innermost of all."""
     frames = [*traceback.extract_tb(error.__traceback__)]
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

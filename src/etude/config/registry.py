@@ -72,8 +72,7 @@ _unread_group: str | None = ENTRY_POINT_GROUP
 
 
 def load_entry_points() -> None:
-    """Import the modules that installed packages name, at the first call. Raises RequestError, which names
-    the package."""
+    """Import the modules that installed packages name, once. Raises RequestError, which names the package."""
     global _unread_group
     group, _unread_group = _unread_group, None
     if group is None:

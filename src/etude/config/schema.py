@@ -118,8 +118,7 @@ class StallConfig(BaseModel, extra="forbid", frozen=True):
     """When a run without progress ends."""
 
     say_after: ClassVar[float] = 120.0
-    """Seconds without progress after which the run says what it waits for. It repeats this each time that
-    the seconds have doubled."""
+    """Seconds without progress after which the run says what it waits for, and again as they double."""
     end_after: Annotated[float | None, CHANGEABLE] = Field(default=3600.0, gt=0)
     """Seconds without progress after which the run ends, to be resumed; at least twice an episode's
     `timeout`. Null for never. Training jobs are limited by the trainer's `job_timeout` instead."""
@@ -220,8 +219,7 @@ class Config(BaseModel, extra="forbid", frozen=True):
             problems.add(path, f"'{place}' has no {noun} '{name}'{listing}")
 
     def _choose(self, path: KeyPath, given: str | None, kind: Kind, problems: Problems) -> str | None:
-        """Return the name for `path`: the given one, or the only candidate. Several are a problem in
-        training."""
+        """Return the name for `path`: the given one, or the only candidate. Training needs one."""
         entries = self.section(kind)
         if given is not None:
             self._check(path, kind, given, problems)
@@ -309,6 +307,9 @@ class Config(BaseModel, extra="forbid", frozen=True):
             if (first := trained_by.setdefault(model, name)) != name:
                 text = f"the model '{model}' is trained by the target '{first}' already; "
                 add((*path, "model"), f"{text}give each target an entry of 'llms'")
+            if target.offset >= block.num_epochs and block.enabled and not target.frozen:
+                text = f"{target.offset} is beyond the last epoch, so that it is never trained; take fewer,"
+                add((*path, "offset"), f"{text} or raise 'finetuning.num_epochs' ({block.num_epochs})")
         if all(target.frozen for target in block.targets.values()):
             add(("finetuning", "targets"), "all of them are frozen; train one")
 

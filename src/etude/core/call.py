@@ -75,8 +75,7 @@ class Sampling:
     constraint: Constraint | None = None
 
     def shape(self) -> Sampling:
-        """Return only the parameters that change a token's distribution, without those that end the
-        answer."""
+        """Return only the parameters that change a token's distribution, not those that end answers."""
         without = {"max_tokens", "stop", "seed"}
         if not self.min_tokens:
             without.add("stop_token_ids")
@@ -136,8 +135,7 @@ class ChatRequest:
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """Variables for the model's chat template, such as `enable_thinking` or `reasoning_effort`."""
     prompt: str | tuple[int, ...] | None = None
-    """Text or token ids to continue without a chat template. Then `messages` only show the text to
-    readers."""
+    """Text or token ids to continue without a chat template. Then `messages` only show the text."""
     top_logprobs: int = 0
     """The number of likeliest tokens to report for each sampled token."""
     on_delta: Callable[[Delta], None] | None = field(default=None, compare=False, repr=False)
@@ -193,8 +191,7 @@ class Completion:
     """Natural-log probability of each sampled token under the distribution it was sampled from. For greedy
     sampling: at temperature 1, without top_k, top_p and min_p."""
     top_logprobs: tuple[TopLogprobs, ...] = ()
-    """The likeliest tokens at each sampled position, if the request asked for them and the engine can
-    tell."""
+    """The likeliest tokens at each sampled position, if the request asked and the engine can tell."""
     token_texts: tuple[str, ...] = ()
     """The texts of the tokens that have logprobs, if an endpoint returns no ids."""
     usage: Usage = field(default_factory=Usage)

@@ -27,11 +27,13 @@ class DataModel(BaseModel, extra="forbid", validate_assignment=True):
             raise
 
 
-def first_fault(error: ValidationError) -> str:
-    """Return the first of pydantic's errors as `field: what is wrong, found value`."""
-    fault = error.errors(include_url=False)[0]
-    where, text = ".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, ")
-    return f"{where}: {text}, found {fault['input']!r:.80}" if where else text
+def list_faults(error: ValidationError) -> str:
+    """Return the first of pydantic's errors in each field, as `field: what is wrong, found value; …`."""
+    told: dict[Any, str] = {}
+    for fault in error.errors(include_url=False):
+        where, text = ".".join(map(str, fault["loc"])), fault["msg"].removeprefix("Value error, ")
+        told.setdefault(fault["loc"][:1], f"{where}: {text}, found {fault['input']!r:.80}" if where else text)
+    return "; ".join(told.values())
 
 
 def text_id(value: Any) -> str:

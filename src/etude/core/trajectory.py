@@ -63,8 +63,7 @@ class EpisodeItem(DataModel):
     function: str | None = None
     """Assistant items: the agent's function that made the call."""
     metadata: dict[str, Any] | None = None
-    """The message's `reasoning_content` (the thinking before the answer), `tool_calls`, `tool_call_id` and
-    `name`."""
+    """The message's `reasoning_content` (its thinking), `tool_calls`, `tool_call_id` and `name`."""
 
     @property
     def is_sampled(self) -> bool:
@@ -94,8 +93,7 @@ class DPOItem(DataModel):
     """Token ids as sampled. If they are None, a backend tokenises the text."""
     chosen_logprobs: tuple[float, ...] | None = None
     rejected_logprobs: tuple[float, ...] | None = None
-    """Logprobs under the policy that sampled the responses, which is DPO's default reference. One number per
-    token id; 0.0 where the mask is False."""
+    """Sampled logprobs, DPO's default reference: one per token id; 0.0 where the mask is False."""
     chosen_mask: tuple[bool, ...] | None = None
     rejected_mask: tuple[bool, ...] | None = None
     """Per token id, whether the model sampled it; None if it sampled all. Observations inside a multi-turn
@@ -130,8 +128,7 @@ class Trajectory(DataModel):
     """The agent that gave these answers, in an episode with named agents."""
     tools: list[Tool] | None = None
     group_rewards: list[Number] | None = None
-    """Rewards of all episodes of the group, also of those that are not trained on. The curriculum judges the
-    group by them."""
+    """Rewards of all episodes of the group, also of those not trained on. The curriculum uses them."""
     metadata: dict[str, Any] | None = None
     """Facts for people: `generation`, `branch`, the evaluator's reasoning, and additions of the builder."""
 

@@ -148,8 +148,7 @@ class EmbeddedEngine(Engine, TokenEngine):
         self._decoder = None  # A reference to the engine must not keep its keys and values.
 
     def free_sampling_memory(self) -> None:
-        """Free the memory that only sampling needs, until the next request. A GPU's is kept: allocating it
-        takes long."""
+        """Free the memory that only sampling needs. A GPU's is kept: allocating it takes long."""
         if self.policy.device.type != "cuda":
             with self._wake:
                 self._rests = True

@@ -300,8 +300,7 @@ class FusedLlama:
 
     @torch.inference_mode()
     def refresh(self, model: Any) -> None:
-        """Take the weights of a model anew into the same memory, layer by layer. Its embedding must be where
-        it was."""
+        """Take a model's weights anew into the same memory. Its embedding must be where it was."""
         inner = without_lora(model)
         for mine, layer in zip(self.layers, inner.model.layers, strict=True):
             _copy_tensors(fused_layer(layer, inner.config), mine)

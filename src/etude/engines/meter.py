@@ -14,7 +14,7 @@ from pydantic_core import to_json
 
 from etude.config.component import LlmConfig
 from etude.core.call import NO_USAGE, ChatRequest, Completion, Usage
-from etude.core.data_model import first_fault
+from etude.core.data_model import list_faults
 from etude.core.interfaces import Engine, WrongReturnError, check_return, find_place
 from etude.core.job import ModelVersion
 from etude.core.message import Message
@@ -135,7 +135,7 @@ class MeteredEngine(Engine):
                 _Answer.model_validate(done)
             except ValidationError as error:
                 place = find_place(self.metered.complete)
-                raise WrongReturnError(f"{place} returned a Completion with {first_fault(error)}") from None
+                raise WrongReturnError(f"{place} returned a Completion with {list_faults(error)}") from None
             return done, done.usage
 
         completion: Completion = await self._count_call(most, call)

@@ -236,8 +236,7 @@ the guard lives. The guard is not the command's child, because a program may wai
 async def start_guarded(*command: str, **options: Any) -> tuple[Process, int]:
     """Start a command in its own process group, which is killed once this process is gone, even at its start.
 
-    Returns the process, and a descriptor to close once the group has been killed. Raises OSError if there is
-    no such program.
+    Returns the process, and a descriptor to close once the group has been killed. Raises OSError.
     """
     path = options.get("env", os.environ).get("PATH")
     # A name with a folder is relative to the command's working directory.

@@ -140,8 +140,7 @@ class RowGroup:
     """The slot in which all rows read their first columns, and how many; 0 if each reads all of its own."""
     span: int
     masks: dict[str, torch.Tensor]
-    """Additive masks of the columns from the prefix to the span, by kind of layer: [B, 1, T, S], or
-    [B * G, 1, S] for single tokens."""
+    """Additive masks from the prefix to the span, by kind of layer: [B, 1, T, S]; single: [B * G, 1, S]."""
 
 
 @dataclass(frozen=True, slots=True)

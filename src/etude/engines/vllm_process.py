@@ -194,8 +194,7 @@ class VllmProcess:
     async def change_to(self, source: str) -> None:
         """Serve the full weights of `source`, which have the same shapes. No request may be running.
 
-        The running process loads them if it can. Otherwise it is started again. Raises EngineError if it
-        does not start.
+        The running process loads them if it can. Otherwise it is started again. Raises EngineError.
         """
         if self.state != "running" or self._child is None:
             await self.start(source)

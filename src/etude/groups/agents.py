@@ -20,7 +20,7 @@ from etude.algorithms.samples import (
 )
 from etude.backends.trainer_adapter import JobHyperparameters
 from etude.core.call import Call
-from etude.core.data_model import first_fault
+from etude.core.data_model import list_faults
 from etude.core.episode import EpisodeRecord
 from etude.core.errors import RequestError
 from etude.core.sample import Pair, Sample
@@ -63,7 +63,7 @@ class ModelSettings:
         try:
             return make(values)
         except ValidationError as error:
-            raise RequestError(first_fault(error)) from error
+            raise RequestError(list_faults(error)) from error
 
     def __post_init__(self) -> None:
         if self.lora_alpha_scale != 1.0 and not self.lora_rank:

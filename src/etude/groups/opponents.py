@@ -116,8 +116,7 @@ class OpponentPool(Engine):
 
 @register_llm(config_type=OpponentsConfig)
 async def opponents(config: OpponentsConfig, builder: Builder) -> AsyncIterator[OpponentPool]:
-    """Build the pool of an entry. Raises RequestError if the model is not trained, and CapabilityError if
-    its earlier versions cannot be sampled."""
+    """Build the pool of an entry. Raises RequestError for a model that is not trained, CapabilityError."""
     name = next(name for name, llm in builder.config.llms.items() if llm is config)
     block, llm = builder.config.finetuning, builder.config.llms[config.of]
     trained = [target.model for target in block.targets.values()] or [block.target_model]

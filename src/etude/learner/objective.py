@@ -87,8 +87,7 @@ class Objective(Protocol):
         """Whether units without advantage have no gradient and need not be computed."""
 
     def needs(self) -> Collection[str]:
-        """Return the tensors that the loss needs: `reference` means `reference_BT`, and `start` means
-        `start_BT` in a job of several steps."""
+        """Return the tensors that the loss needs: `reference` is `reference_BT`, `start` is `start_BT`."""
 
     def weight_factors(self, units: Sequence[Unit]) -> list[list[float]]:
         """Return, for every sample of an optimiser step, the factor of its weights."""

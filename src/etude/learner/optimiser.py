@@ -200,8 +200,7 @@ class Optimiser:
         """Resume from the result of `tensors`; an empty one means before the first step.
 
         Saved masters are used if they match the weights; otherwise the masters copy the weights. So the
-        checkpoint of a float32 training, which has no masters, works too. Raises StoreError for the state of
-        other weights.
+        checkpoint of a float32 training, which has no masters, works too. Raises StoreError for others.
         """
         state: dict[str, dict[str, torch.Tensor]] = defaultdict(dict)
         for key, value in tensors.items():

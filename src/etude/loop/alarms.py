@@ -102,8 +102,7 @@ class Alarm(AlarmConfig):
         """Return the faults of an epoch or validation: "" or an empty mapping if there are none.
 
         `earlier` has the entries of the same kind before it, oldest first. Return None if the entry lacks the
-        metrics that the alarm needs. The result must depend only on the arguments, because a resumed run asks
-        again.
+        metrics that the alarm needs. It must depend only on the arguments: a resumed run asks again.
         """
         return None
 
@@ -153,8 +152,7 @@ _FEW = 0.05
 
 
 class Mismatch(Alarm, name="mismatch"):
-    """The learner and the engine give sampled tokens different probabilities (`training.mismatch_kl` of the
-    metrics)."""
+    """The learner and the engine give sampled tokens different probabilities (`training.mismatch_kl`)."""
 
     by_default: ClassVar[bool] = True
     remedy: ClassVar[str] = REMEDIES["learner-and-engine-differ"]

@@ -197,8 +197,7 @@ def _keys_of_parts(agent: Any, parts: Mapping[str, Any]) -> Iterator[Override]:
 def _keys_of_components(
     parts: Mapping[str, Any], place: KeyPath, prefix: str, known: dict[KeyPath, Any]
 ) -> Iterator[Override]:
-    """Yield the keys of an algorithm, a backend and a trainer, and those of the block at `place` that name
-    them. `known` are all that have a name."""
+    """Yield the keys of an algorithm, a backend and a trainer, and those at `place` that name them."""
     for argument, section in _SECTIONS.items():
         if (component := parts.get(argument)) is None:
             continue

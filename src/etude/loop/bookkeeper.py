@@ -115,8 +115,7 @@ class Bookkeeper:
 
     @property
     def epoch(self) -> int:
-        """The epoch that is being worked on, from 0; outside of `run_epoch`, the latest that has no job
-        yet."""
+        """The epoch that is being worked on, from 0; outside of `run_epoch`, the latest without a job."""
         inside = current_number("train")
         return self._latest + (self._latest in self.job_counts) if inside is None else inside
 
@@ -133,6 +132,18 @@ class Bookkeeper:
         self.started_jobs.setdefault(ref.run_id, (epoch, time.monotonic(), ref))
         if self.follows and ref.run_id not in self.log.state.ended:
             self._progress.phase("training")
+
+    def require_waited(self) -> None:
+        """Raise TrainingError if a job is still to be waited for."""
+        running = next((name for name in self.started_jobs if name not in self.log.state.ended), None)
+        is_ahead = self.config.collect_ahead or self.model.version is None
+        if running is not None and self.failure is None and not is_ahead:
+            how = "finish_epoch(epoch, ref, await self.follow_job(epoch, ref))"
+            how = "trainer_adapter.wait_until_complete(ref)" if self.follows else how
+            raise TrainingError(
+                f"job {running} was not waited for, so that its weights are not sampled from yet. Do that "
+                f"before the next epoch and the next job: `await self.{how}`"
+            )
 
     async def take_up(self) -> None:
         """Continue where the run was left. Raises TrainingError when the backend is not healthy."""
@@ -204,8 +215,7 @@ class Bookkeeper:
     async def metrics(self, epoch: int) -> dict[str, Any]:
         """Return the figures of the epoch's episodes, with the facts that only the builder knows."""
         seen, run_id = self.collections.stats(epoch), self.history.run_id
-        output, reward = seen.output, self.config.reward_function
-        name = None if reward is None else reward.name
+        output, name = seen.output, self.config.reward_name
         items = dict(output.evaluation_results).get(name or "", EvalOutput()).eval_output_items
         groups, facts = self.built.get(epoch, ((), {}))
         counted = {
@@ -414,8 +424,7 @@ async def end_run(several: Sequence[Bookkeeper], num_epochs: int, run: RunFolder
 
 @asynccontextmanager
 async def record_failure(log: ModelLog, failure: Record) -> AsyncIterator[None]:
-    """Record that a job fails in the block, so that a resumed run makes another. A job that may still be
-    running is not dropped."""
+    """Record that a job fails in the block, so that a resumed run makes another, unless it still runs."""
     try:
         yield
     except JobStillRunning:

@@ -101,8 +101,7 @@ class Collections(Evaluation):
     before: Callable[[int], None]
     """Called before each collection for an epoch (from 0); an exception ends the collection."""
     versions: Callable[[], tuple[ModelVersion | None, Sequence[int]]]
-    """Returns the version that the model is at (None: the backend does not tell), and those that epochs
-    made."""
+    """Returns the model's version (None: the backend does not tell), and those that epochs made."""
     ahead: int
     """A job's data may come from weights up to this many updates behind the model's."""
     targets: TargetWatch

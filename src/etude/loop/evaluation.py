@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import math
+import shlex
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -125,7 +126,7 @@ async def measure(
     greedy: bool = False,
 ) -> Evaluation:
     """Run `repeat` episodes on each example and score them. Raises ErrorBudgetExceeded when too many fail."""
-    usage, progress, reward = dict(_NO_USAGE), runtime.progress, _find_reward(runtime.builder.config)
+    usage, progress, reward = dict(_NO_USAGE), runtime.progress, runtime.builder.config.finetuning.reward_name
 
     def count_usage(record: EpisodeRecord) -> None:
         usage["episodes"] += 1
@@ -228,7 +229,11 @@ async def rescore_run(
     evaluators and their code. So an interrupted scoring continues, and changed evaluators score again.
     Returns the phase and its scores.
     """
-    phase, reward, progress = choose_phase(run.journal, phase), _find_reward(config), progress or Progress()
+    phase, reward, progress = (
+        choose_phase(run.journal, phase),
+        config.finetuning.reward_name,
+        progress or Progress(),
+    )
     progress.phase("scoring")
     ledger = Ledger(run.journal, config.llms, config.budget)
     async with Builder(config, run) as builder, within_budget(ledger, progress):
@@ -258,11 +263,6 @@ async def rescore_run(
     examples, repeat = len({item.id for item in items}), len({item.generation for item in items})
     usage = {**_NO_USAGE, "episodes": len(items)}
     return phase, Evaluation(output, examples, repeat, False, reward, f"{run.name} ({phase})", usage)
-
-
-def _find_reward(config: Config) -> str | None:
-    reward = config.finetuning.reward_function
-    return reward.name if reward else None
 
 
 def _telling(progress: Progress, reward: str | None) -> OnScore:
@@ -298,15 +298,17 @@ def load_version(wanted: RunVersion) -> Policy:
     require_local_extra()
     from etude.models.policy import LoraOptions, Policy
 
-    base, name = str(llm.model), str(config.finetuning.target_model)
+    base, name, run = str(llm.model), str(config.finetuning.target_model), shlex.quote(str(wanted.run))
     if llm.tiny:
         folder = base_folder(wanted.run, name)
         if damage := damage_in(folder):
-            raise DamagedError(folder, "; ".join(damage))
+            raise RequestError(
+                f"{folder} is damaged: {'; '.join(damage)}; it is made again by: etude resume {run}"
+            )
         base = str(folder)
     else:
-        with RunFolder.read(wanted.run) as run:
-            require_base(run.journal, name, base)
+        with RunFolder.read(wanted.run) as opened:
+            require_base(opened.journal, name, base)
     policy = Policy.load(base, **llm.loading)
     adapter = next(iter(config.trainer_adapters.values()), None)
     if wanted.version is None:
@@ -314,9 +316,13 @@ def load_version(wanted: RunVersion) -> Policy:
     if isinstance(adapter, LocalAdapterConfig) and adapter.lora is not None:
         policy.use_lora(LoraOptions(**adapter.lora.model_dump()), seed=0)
     policy.keep_base()
-    kept = wanted.folder
+    kept, wish = wanted.folder, str(wanted).removeprefix(f"{wanted.run.name}:")
     location = wanted.version.location if kept is None else str(kept)
-    policy.adopt(wanted.version.model_copy(update={"location": location}))
+    try:
+        policy.adopt(wanted.version.model_copy(update={"location": location}))
+    except DamagedError as error:
+        text = f"{error}; it is trained again by: etude export {run} --version {wish}"
+        raise RequestError(text) from error
     if kept is not None and (damage := damage_in(kept)):
         _LOG.warning("the weights of %s are whole, and other files are not: %s", wanted, "; ".join(damage))
     return policy

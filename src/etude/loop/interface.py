@@ -223,24 +223,20 @@ class Trainer(ABC):
         metrics = self._calculate_validation_metrics(output)
         if builder.__class__.compute_reward is not TrajectoryBuilder.compute_reward:
             # The same figure as in training: the reward as the builder shapes it.
-            items = output.evaluator_items(self._reward_name())
+            reward = config.require_reward()
+            items = output.evaluator_items(reward)
             meta = {"epoch": epoch, "run_id": run_id}
             rewards = [await builder.compute_reward(item, meta) for item in items if item.is_scored]
-            if rewards != output.scores()[self._reward_name()]:
+            if rewards != output.scores()[reward]:
                 metrics |= reward_metrics(rewards)
         return metrics | {"epoch": epoch, "dataset_type": "validation"}
 
     def _calculate_validation_metrics(self, eval_output: EvaluationRunOutput) -> dict[str, Any]:
         """Return `avg_reward`, `min_reward`, `max_reward`, `num_examples` and related metrics.
 
-        Raises EtudeError when there is no reward function.
+        Raises RequestError when there is no reward function.
         """
-        return validation_metrics(eval_output, self._reward_name())
-
-    def _reward_name(self) -> str:
-        if (reward := self.run_config.reward_function) is None:
-            raise EtudeError("no reward function: name an evaluator under 'finetuning.reward_function.name'")
-        return reward.name
+        return validation_metrics(eval_output, self.run_config.require_reward())
 
     def apply_curriculum_learning(
         self, trajectory_collection: TrajectoryCollection, epoch: int

@@ -166,8 +166,7 @@ _BASE = ModelVersion(number=0, location="", digest="")
 async def recover(books: Bookkeeper) -> None:
     """If the version to continue from is damaged or missing, go back to the last whole one, and report that.
 
-    A version may have been adopted before a kill, without a record of its epoch. It is made again without a
-    message.
+    A version may have been adopted before a kill, without a record of its epoch. It is made again quietly.
     """
     log, adapter, run = books.log, books.adapter, books.runtime.run
     recovery = await find_recovery(log.state, adapter.damage)

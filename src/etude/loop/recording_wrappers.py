@@ -92,6 +92,7 @@ class RecordedAdapter(RecordedPart):
             known.ref.run_id in log.state.ended or await books.model.is_known(known.ref)
         ):
             return known.ref
+        books.require_waited()
         books.collections.check(collection, epoch)
         named = collection.model_copy(update={"run_id": books.job_name(epoch, job)})
         try:
@@ -161,8 +162,7 @@ class RecordedAdapter(RecordedPart):
 
 
 class RecordedTrainer:
-    """A trainer in a run, also a custom one. It gets recorded parts; all that is not recorded is the
-    trainer's."""
+    """A trainer in a run, also a custom one. It gets recorded parts; the rest is the trainer's."""
 
     def __init__(
         self, trainer: Trainer, builder: TrajectoryBuilder, adapter: TrainerAdapter, runtime: Runtime

@@ -231,6 +231,7 @@ class EpochTrainer(Trainer):
         with books.working_on(epoch):
             await self.trajectory_builder.start_run(run_id=run_id, meta=meta)
             collection = await self.trajectory_builder.finalize(run_id=run_id, meta=meta)
+            books.require_waited()
             books.collections.check(collection, epoch)
         seconds = time.monotonic() - started
         self._curriculum_facts = {}

@@ -11,7 +11,7 @@ from typing import Any
 from etude.backends.trainer_adapter import JobHyperparameters
 from etude.config.finetuning import Transcript, WarmUpConfig, read_transcripts
 from etude.core.data_model import finite
-from etude.core.errors import EtudeError, TrainingError
+from etude.core.errors import TrainingError
 from etude.core.history import Score, WarmUpEntry, WarmUpJob
 from etude.core.job import Skipped, TrainingJobStatus
 from etude.core.keys import shuffled_forever
@@ -102,13 +102,11 @@ class WarmUp:
         status = await self._train([[_sample(transcripts[index])] for index in drawn])
         measured: dict[str, Any] = {"loss": status.metrics.get("nll", status.metrics.get("train_loss"))}
         if warm_up.until is not None and warm_up.until.reward is not None:
-            reward, target = self._books.config.reward_function, self._books.target
-            if reward is None:
-                raise EtudeError("name an evaluator under 'finetuning.reward_function.name' for the warm-up")
+            reward, target = self._books.config.require_reward(), self._books.target
             phase = f"warm-up/{'' if target is None else f'{target}-'}{len(self._jobs) + 1}"
             examples = self._runtime.examples[: warm_up.examples]
             output = await self._runtime.evaluation.run(examples, phase=phase, keep_episodes=False)
-            measured |= validation_metrics(output, reward.name)
+            measured |= validation_metrics(output, reward)
         value = measured.get("avg_reward", measured["loss"])
         if warm_up.until is not None and value is None:
             missing = "the backend does not tell a loss" if warm_up.until.loss else "no episode was scored"
@@ -131,8 +129,7 @@ class WarmUp:
 
 
 def _sample(transcript: Transcript) -> Sample:
-    """Return a transcript as a sample to imitate. The backend makes its tokens. An assistant message with
-    `weight` 0 is only context."""
+    """Return a transcript as a sample to imitate, without tokens. A message with `weight` 0 is context."""
     return Sample(
         turns=tuple(
             Turn(message=index, replaced=True)

@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from etude.algorithms.collecting import Collecting
 from etude.backends.local import check_local
 from etude.backends.trainer_adapter import LOCAL_CAPABILITIES, LocalAdapterConfig, check_run
 from etude.config.builder import Builder, TargetBuilder
@@ -32,6 +33,7 @@ from etude.processes.pool import number_of_runners
 from etude.processes.ray_cluster import require_used
 from etude.processes.shipping import config_from_json, config_to_json
 from etude.rollout.workflow import AgentConfig
+from etude.runtime import Runtime
 from etude.store.backup import probe
 from etude.store.episodes import encode_example
 from etude.store.run_folder import RunFolder
@@ -42,6 +44,9 @@ class _NoEngine:
 
     async def complete(self, request: ChatRequest) -> Completion:
         raise EngineError("a check samples nothing")
+
+    async def score(self, ids: Sequence[int]) -> tuple[float, ...]:
+        return (0.0,) * len(ids)
 
 
 async def check_config(config: Config, *, play: int = 0) -> tuple[Findings, Estimate | None]:
@@ -168,11 +173,10 @@ async def _check_evaluators(builder: Builder, findings: Findings) -> None:
         findings.fail(
             "evaluators", "there are none; add some: `eval: {evaluators: {correct: my_agent:correct}}`"
         )
-    reward = config.finetuning.reward_function
     for name, settings in config.eval.evaluators.items():
         with findings.catch_errors(f"evaluator {name}"):
             await builder.get_evaluator(name)
-            is_reward = ", the reward" if reward is not None and reward.name == name else ""
+            is_reward = ", the reward" if config.finetuning.reward_name == name else ""
             findings.ok(f"evaluator {name}", f"_type: {settings.type_name}{is_reward}")
 
 
@@ -233,6 +237,10 @@ async def _check_training(
         )
         # Give it a copy, so that it cannot change the loaded config.
         await trajectories.initialize(block.model_copy(deep=True))
+        if isinstance(made, Collecting):
+            engines = {name: await builder.get_llm(name) for name in builder.config.llms}
+            parts: Any = builder.run, builder, None, examples, engines, str(block.target_model)
+            await made.check_run(Runtime(*parts))
         await trajectories.cleanup()
         findings.ok(what, f"{made.type_name} data ({trajectories.method}), trained by {kind}")
 

@@ -124,8 +124,7 @@ async def run_demo(
 
 
 def examples_folder() -> Path:
-    """Return the folder with an example for each task, in the installed package or the checkout. Raises
-    RequestError."""
+    """Return the folder with an example for each task, installed or in a checkout. Raises RequestError."""
     # A wheel has them inside the package; a checkout has them next to `src`.
     for folder in (_PACKAGE / "examples", _PACKAGE.parents[1] / "examples"):
         if folder.is_dir():

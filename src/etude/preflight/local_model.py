@@ -57,8 +57,7 @@ def check_local_model(
 
 
 def outline(source: str) -> Policy:
-    """Load a model without its weights. Raises RequestError if it cannot chat, or its weights do not match
-    its config."""
+    """Load a model without its weights. Raises RequestError if it cannot chat, or they do not fit it."""
     with loading(source) as (location, file, config):
         tokenizer = load_tokenizer(location, file)
         model = load_outline(config, location, **file)

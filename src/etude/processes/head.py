@@ -47,8 +47,7 @@ class Head:
     ledger: Ledger
     """Counts what runners ask models for."""
     answers: defaultdict[str, list[Call]] = field(default_factory=lambda: defaultdict(list))
-    """Answered calls of each episode under way. If a runner dies before it has committed an answer, the
-    episode asks again."""
+    """Answered calls of each episode under way. If its runner dies, the episode asks again."""
 
     async def answer(self, asked: Call, count: RetryCount) -> Call:
         """Return the call with its answer, sampled only if there is none yet. Raises EngineError."""

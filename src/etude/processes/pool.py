@@ -136,8 +136,7 @@ class RunnerPool:
     async def _runner_at(self, place: RunnerSlot, *, alone: bool, fresh: bool) -> RemoteRunner | None:
         """Return the runner of a place; with `fresh` one that has played nothing.
 
-        If there is none, start one. Only an episode that is alone there waits for it. Raises EtudeError if
-        the start fails.
+        If there is none, start one, for which only an episode that is alone there waits. Raises EtudeError.
         """
         if place.runner is not None and fresh and place.runner.has_played:
             await place.runner.stop()

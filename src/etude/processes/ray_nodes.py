@@ -182,8 +182,7 @@ class RayLauncher(Launcher):
     def __init__(
         self, cpus: float, gpus: float, *, seconds: float = ROOM_SECONDS, strategy: object = "SPREAD"
     ) -> None:
-        """Set what Ray reserves for each program, how many `seconds` it may wait for room, and Ray's strategy
-        to choose a node."""
+        """Set what Ray reserves for a program, the `seconds` it may wait for room, and Ray's strategy."""
         import ray
 
         self.address = str(ray.util.get_node_ip_address())

@@ -195,8 +195,7 @@ class TeamMember:
     def lock(self, team: Team) -> RunLock:
         """Return this process's lock, held while it trains, so that only one of two teams writes.
 
-        All processes of a team must call this together. Raises PeerLost if a process of an earlier team does
-        not end.
+        All processes of a team must call this together. Raises PeerLost if an earlier process does not end.
         """
         from etude.learner.team import PeerLost
 

@@ -113,8 +113,7 @@ class Play:
         """Play to the end. All branches play each round together.
 
         So the order of the questions does not depend on which model answers first, and a resumed play asks
-        the same questions. Passes on errors of `ask`. Raises EpisodeError for a payoff that is invalid
-        or out of bounds.
+        the same questions. Passes on errors of `ask`. Raises EpisodeError for an invalid payoff.
         """
         protocol = self.protocol
         paths: list[tuple[Node, ...]] = [()]

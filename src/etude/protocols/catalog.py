@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
-from etude.core.data_model import first_fault
+from etude.core.data_model import list_faults
 from etude.core.errors import RequestError, alternatives
 from etude.protocols.protocol import SCALES, Outcome, Protocol, Role, Round, Scale, Stance, Turn
 from etude.protocols.tree import ACCEPT, REJECT, VERDICTS, sign
@@ -103,8 +103,7 @@ def nip(
     The verifier may decide from round `min_message_rounds` on, counted from 1, and must in the last. By
     default there are 8 rounds, or the next number that ends with the verifier. The prover argues for accept.
     With `randomize_prover_stance` it argues for the scenario's stance on each example, or a drawn one.
-    `terms` are the fields of `Terms`. Raises RequestError for rounds that do not end with the verifier, and
-    for unknown terms.
+    `terms` are the fields of `Terms`. Raises RequestError for unknown terms, and if the verifier is not last.
     """
     return _proof(
         nip,
@@ -294,7 +293,7 @@ def _to_terms(make: Callable[..., Protocol], given: Mapping[str, Any], *, has_pr
     try:
         terms = Terms(**given)
     except ValidationError as error:
-        raise RequestError(f"{name}: {first_fault(error)}") from error
+        raise RequestError(f"{name}: {list_faults(error)}") from error
     if (scale := terms.verifier_decision_spectrum) not in SCALES:
         raise RequestError(f"there is no decision scale '{scale}'" + alternatives(scale, SCALES))
     return terms

@@ -267,8 +267,7 @@ class Collector:
 
 
 _CLIENTS = ("etude", "openai", "anthropic", "langchain_core", "litellm", "pydantic_ai")
-"""Libraries whose objects contain answers. Written as JSON, the whole object would be scored as the agent's
-answer."""
+"""Libraries whose objects contain answers. As JSON, the whole object would be scored as the answer."""
 
 
 def make_failure(error: BaseException) -> Failure:

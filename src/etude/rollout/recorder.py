@@ -37,8 +37,7 @@ _PARENT_CANDIDATES = 8
 _IN_EVERY_DIGEST = ("temperature", "top_p", "max_tokens", "stop", "seed")
 """Fields of `Sampling` that are hashed even at their defaults."""
 _USUAL = ["auto", True, {}, None, 0]
-"""Most requests' tool choice, parallel calls, template options, prompt and logprobs. Only other values are
-hashed."""
+"""Most requests' tool choice, parallel calls, template options, prompt and logprobs. Others are hashed."""
 
 
 def _as_json(value: Any) -> dict[str, Any]:

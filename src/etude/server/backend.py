@@ -138,8 +138,7 @@ class VllmBackend(Backend):
         await self._processes.start(self._settings.model)
 
     def _connect(self) -> None:
-        """Connect to the cluster and place the processes there. Do not call this in the main thread: Ray
-        would handle SIGTERM there."""
+        """Connect to the cluster and place processes. In the main thread, Ray would handle SIGTERM."""
         from etude.processes.ray_cluster import connect_ray, gpus_each
         from etude.processes.ray_nodes import RayLauncher
 

@@ -7,12 +7,13 @@ publication, and names no folder of this machine.
 import re
 from pathlib import Path
 
+from etude.backends.trainer_adapter import LocalAdapterConfig
 from etude.core.errors import RequestError
 from etude.core.history import Entry
 from etude.loop.evaluation import load_version
 from etude.store.facts import RunVersion, read_facts
 from etude.store.files import open_draft
-from etude.store.stored_config import stored_data, trained_parts
+from etude.store.stored_config import model_config, stored_data, trained_parts
 
 CARD = "README.md"
 
@@ -52,20 +53,24 @@ def model_card(wanted: RunVersion, lora_only: bool) -> str:
     return str(ModelCard(f"---\n{front.to_yaml()}\n---\n\n" + "\n".join(lines), ignore_metadata_errors=True))
 
 
+def require_lora(wanted: RunVersion) -> None:
+    """Raise RequestError if the version has no LoRA weights. It need not be on the disk."""
+    adapter = next(iter(model_config(wanted.run, wanted.target).trainer_adapters.values()), None)
+    if isinstance(adapter, LocalAdapterConfig) and (adapter.lora is None or wanted.version is None):
+        raise RequestError(f"{wanted} has no LoRA weights; export the whole model")
+
+
 def export_model(wanted: RunVersion, folder: Path, *, lora_only: bool = False) -> list[str]:
     """Write weights, tokenizer and a model card (README.md) into `folder`. Return the names of the files.
 
     The weights are safetensors of the whole model, or with `lora_only` of the LoRA weights only. Raises
-    RequestError if there are no such weights or `folder` holds something else, and StoreError if it cannot be
-    written.
+    RequestError if there are no such weights or `folder` holds something else, and StoreError.
     """
     there = [*folder.iterdir()] if folder.is_dir() else [folder] if folder.exists() else []
     names = {each.name for each in there}
+    if lora_only:
+        require_lora(wanted)
     policy = load_version(wanted)
-    if lora_only and not policy.is_lora:
-        raise RequestError(
-            f"run {wanted.run.name} trained all weights and no LoRA weights; export the whole model"
-        )
     card = model_card(wanted, lora_only)
     # The export is for publication.
     with open_draft(folder, private=False) as draft:

@@ -71,8 +71,7 @@ class TrackedRun:
     name: str
     folder: Path
     token: str
-    """Letters and digits that identify this run at this tracker. The journal keeps them, so a resumed run has
-    the same ones."""
+    """Letters and digits that identify this run at this tracker, also when it is resumed."""
     config: Mapping[str, Any]
     """The config as in the run folder, without secrets."""
     environment: Mapping[str, Any]

@@ -212,21 +212,21 @@ def note_sum(path: Path) -> None:
         sums.write_text(_format_digests({**known, path.name: digest}), encoding="utf-8")
 
 
-def damage_in(folder: Path) -> list[str]:
-    """Return a clause for each damaged file of a folder."""
+def damage_in(folder: Path, *, only: str | None = None) -> list[str]:
+    """Return a clause for each damaged file of a folder, or for one file only."""
     try:
         known = _read_digests(folder)
     except DamagedError as error:
         return [error.clause]
-    there = {path.name for path in folder.iterdir()} - {SUMS}
-    clauses = [_damage(folder / name, known.get(name)) for name in sorted(known.keys() | there)]
+    names = {path.name for path in folder.iterdir()} - {SUMS} | known.keys() if only is None else {only}
+    clauses = [_damage(folder / name, known.get(name)) for name in sorted(names)]
     return [clause for clause in clauses if clause is not None]
 
 
 def require_as_written(path: Path) -> None:
     """Raise DamagedError, saying how, if a file is damaged."""
-    if (clause := _damage(path, _read_digests(path.parent).get(path.name))) is not None:
-        raise DamagedError(path.parent, clause)
+    if damage := damage_in(path.parent, only=path.name):
+        raise DamagedError(path.parent, damage[0])
 
 
 def note_sums(folder: Path) -> None:

@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args, get_type_hints
 
 from etude.core.episode import Failure
 from etude.core.errors import RequestError, alternatives
@@ -213,6 +213,9 @@ def _test(word: str) -> Test | None:
     if word in _FLAGS:
         return lambda episode: any(_FACTS[word](episode))
     name, colon, value = word.partition(":")
+    kinds = get_args(get_type_hints(Failure)["kind"])
+    if colon and name == "failed" and value not in kinds:
+        raise RequestError(f"no episode fails by '{value}'{alternatives(value, kinds)}")
     if colon and name in _TEXTS:
         return lambda episode: value in _FACTS[name](episode)
     if colon and name in _FACTS:

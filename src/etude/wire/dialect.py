@@ -239,8 +239,7 @@ class AnswerMemory:
     """
 
     def __init__(self, *, shared: bool = False) -> None:
-        """With `shared`, the clients are unrelated: an answer is found only by its name, and only the latest
-        conversations are kept."""
+        """With `shared`, clients are unrelated: answers are found by name, and the latest are kept."""
         self._shared = shared
         self._messages: dict[str, Message] = {}
         self.conversations: dict[str, ChatBody] = {}

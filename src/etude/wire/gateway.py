@@ -84,8 +84,7 @@ class Readers(Protocol):
 class Gateway:
     """Serves chat completions, the Responses API and Anthropic's messages to one episode.
 
-    It remembers the episode's answers, so that a conversation that comes back in an API's format maps to the
-    recorded one.
+    It remembers the episode's answers, to recognise conversations that come back in an API's format.
     """
 
     handler: Handler
@@ -103,8 +102,7 @@ class Gateway:
     async def answer(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> Response:
         """Answer one HTTP request.
 
-        Every error becomes the API's error object, and tells the client not to retry, because the engine has
-        already retried.
+        Every error becomes the API's error object. The client shall not retry, since the engine has.
         """
         try:
             return await self.respond(method, path, headers, body)

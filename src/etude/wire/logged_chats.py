@@ -257,8 +257,7 @@ class LoggedConfig(DatasetConfig, name="logged"):
     run: Path
     """Set the folder of their run, or its name in `runs`."""
     part: Literal["chats", "held_out"] = "chats"
-    """`chats`: use the stored chats, without asking a model. `held_out`: have the agent answer the held-out
-    prompts."""
+    """`chats`: use the stored chats. `held_out`: have the agent answer the held-out prompts."""
 
 
 @dataclass(frozen=True)

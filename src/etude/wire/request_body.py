@@ -98,8 +98,7 @@ def change_sampling(base: Sampling, changes: Mapping[str, Any]) -> Sampling:
 
 
 def apply_checked(base: Sampling, given: Mapping[str, Any]) -> Sampling:
-    """Return `base` changed by `given`, which `SamplingFields` has validated. Raises RequestError if
-    `min_tokens` exceeds `max_tokens`."""
+    """Return `base` changed by validated fields. Raises RequestError if `min_tokens` exceeds `max_tokens`."""
     changed = replace(base, **given)
     if changed.max_tokens is not None and changed.min_tokens > changed.max_tokens:
         raise RequestError(

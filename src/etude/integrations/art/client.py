@@ -231,8 +231,7 @@ _STEP = TypeAdapter[int](Annotated[int, Field(strict=True, ge=0)])
 class _JsonClient:
     """A client of one address that answers with JSON. The status of every answer is checked.
 
-    Requests are retried as in all clients. The training request is not, because a second one would
-    train twice.
+    Requests are retried as in all clients, but the training request, which would train twice.
     """
 
     def __init__(self, name: str, url: str, api_key: str, hint: str = "") -> None:

@@ -193,8 +193,7 @@ class EtudeTrainer(Trainer):
 
 def _register(register: Callable[..., Any], config_type: type, part: Callable[[Any], Any]) -> None:
     async def component(config: Any, builder: Builder) -> AsyncIterator[Any]:
-        """Yield a part without resources: the toolkit builds it for every workflow, and closes it before
-        training starts."""
+        """Yield a part without resources: the toolkit closes it before training starts."""
         yield part(config)
 
     register(config_type=config_type)(component)

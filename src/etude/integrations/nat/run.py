@@ -148,8 +148,7 @@ def _finetuning(run_config: Any, target: str, trainer: Any) -> Json:
 async def open_run(config: Config) -> AsyncIterator[RunFolder]:
     """Open the folder of the latest unfinished run of this config, or of a new run.
 
-    Changeable keys, such as limits and the number of epochs, may differ. Raises StoreError if the folder
-    cannot be written.
+    Changeable keys, such as limits and the number of epochs, may differ. Raises StoreError.
     """
     unfinished = unfinished_run(config)
     with new_run(config) if unfinished is None else RunFolder.open(unfinished) as run:
