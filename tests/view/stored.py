@@ -14,7 +14,7 @@ from etude.core.episode import EpisodeRecord, Event, Example, Failure
 from etude.core.history import EpochEntry, ValidationEntry
 from etude.core.job import ModelVersion
 from etude.core.message import Message
-from etude.store.episodes import call_key, encode_call, encode_episode
+from etude.store.episodes import write_episode
 from etude.store.journal import ModelLog
 from etude.store.run_folder import RunFolder
 
@@ -96,23 +96,6 @@ def make_record(told: Told) -> EpisodeRecord:
     )
 
 
-async def put_episode(run: RunFolder, told: Told, record: EpisodeRecord | None = None) -> None:
-    """Store an episode with its calls and scores, as a run does."""
-    record = record or make_record(told)
-    names: dict[int, str] = {}
-    before: tuple[str, Call] | None = None
-    for call in record.calls:
-        if call.completion is None:
-            continue
-        names[call.index] = f"{call.index:04x}/0"
-        await run.journal.put(call_key(told.id, names[call.index]), encode_call(call, before))
-        before = names[call.index], call
-    await run.journal.put(told.id, encode_episode(record, names))
-    for name, score in ({"correct": 1.0} if told.scores is None else told.scores).items():
-        whole = {"score": score, "reasoning": None, "error": None}
-        await run.journal.put(f"{told.id}/score/{name}", score if isinstance(score, dict) else whole)
-
-
 def epoch_entry(epoch: int, reward: float = 0.5, **metrics: Any) -> EpochEntry:
     """A finished epoch."""
     told = {"avg_reward": reward, "reward_low": reward - 0.1, "reward_high": reward + 0.1, "num_scored": 8}
@@ -134,7 +117,11 @@ def store_run(
     async def write() -> None:
         with RunFolder.create(root, name, config=config) as run:
             for told in episodes:
-                await put_episode(run, told)
+                await write_episode(run.journal, make_record(told))
+                for evaluator, score in ({"correct": 1.0} if told.scores is None else told.scores).items():
+                    whole = {"score": score, "reasoning": None, "error": None}
+                    stored = score if isinstance(score, dict) else whole
+                    await run.journal.put(f"{told.id}/score/{evaluator}", stored)
             log = ModelLog(run.journal)
             for epoch in epochs:
                 await log.add(epoch)

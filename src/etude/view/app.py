@@ -65,9 +65,6 @@ class Gate:
         require_own_name(headers)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
         request = Request(scope)
         given = request.query_params.get(KEY)
         if given is not None and is_key(given, self._key):

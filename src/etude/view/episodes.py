@@ -24,7 +24,7 @@ from etude.show.turns import Turn, list_turns
 from etude.store.episodes import episode_scores, list_phases, phase_epoch, read_episode
 from etude.store.histories import read_histories
 from etude.store.journal import Journal
-from etude.store.outline import WORDS, EpisodeOutline, find_episodes, outlines, parse_query
+from etude.store.outline import EpisodeOutline, find_episodes, outlines, parse_query
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import stored_data
 from etude.view.pages import page, reward_evaluator, reward_evaluators, run_path, whole_number
@@ -37,17 +37,13 @@ _SECONDS = 0.4
 
 def phases_page(request: Request) -> Response:
     """Show the phases of a run that have episodes, or with a filter the matches in all phases."""
-    path = run_path(request)
-    query = request.query_params.get("q", "").strip()
-    with RunFolder.read(path) as run:
+    with RunFolder.read(run_path(request)) as run:
         phases = list_phases(run.journal)
-        if query:
-            return _filtered_page(request, run.journal, path.name, phases, reward_evaluator(path), None)
+        if request.query_params.get("q", "").strip():
+            return _filtered_page(request, run, phases, None)
         entries = _entries(run.journal)
     rows = [(phase, entries.get(_plain_phase(phase))) for phase in phases]
-    return page(
-        request, "phases.html", run=path.name, tab="Episodes", up=True, rows=rows, query="", words=WORDS
-    )  # fmt: skip
+    return page(request, "phases.html", rows=rows)
 
 
 def phase_page(request: Request) -> Response:
@@ -59,7 +55,7 @@ def phase_page(request: Request) -> Response:
         if phase not in phases:
             raise RequestError(f"run {run.name} has no episodes of the phase '{phase}'")
         if request.query_params.get("q", "").strip():
-            return _filtered_page(request, run.journal, path.name, [phase], reward_evaluator(path), phase)
+            return _filtered_page(request, run, [phase], phase)
         entry = _entries(run.journal).get(_plain_phase(phase))
         episodes = outlines(run.journal, f"{phase}/", reward_evaluator(path), after=after)
         by_example = groupby(episodes, lambda episode: episode.example)
@@ -68,20 +64,17 @@ def phase_page(request: Request) -> Response:
         ]
     # Episodes are read in the order of their names, in which `…/9` comes after `…/11`.
     more = max(each.id for each in groups[GROUPS - 1]) if len(groups) > GROUPS else ""
-    context: dict[str, Any] = {
+    return page(
+        request,
+        "groups.html" if after else "phase.html",
+        phase=phase,
+        entry=entry,
+        groups=groups[:GROUPS],
+        rewards=[episode.reward for group in groups for episode in group],
+        rewarded=reward_evaluator(path) if len(reward_evaluators(path)) > 1 else None,
+        more=more,
         **_neighbours(phases, phase),
-        "run": path.name,
-        "tab": "Episodes",
-        "phase": phase,
-        "entry": entry,
-        "groups": groups[:GROUPS],
-        "rewards": [episode.reward for group in groups for episode in group],
-        "rewarded": reward_evaluator(path) if len(reward_evaluators(path)) > 1 else None,
-        "more": more,
-        "query": "",
-        "words": WORDS,
-    }
-    return page(request, "groups.html" if after else "phase.html", **context)
+    )
 
 
 def split_id(journal: Journal, id: str) -> tuple[str, str]:
@@ -93,24 +86,20 @@ def split_id(journal: Journal, id: str) -> tuple[str, str]:
     return phase, id.removeprefix(f"{phase}/")
 
 
-def _filtered_page(
-    request: Request, journal: Journal, run: str, phases: list[str], reward: str | None, phase: str | None
-) -> Response:
-    query = parse_query(request.query_params["q"])
+def _filtered_page(request: Request, run: RunFolder, phases: list[str], phase: str | None) -> Response:
+    query, reward = parse_query(request.query_params["q"]), reward_evaluator(run.path)
     after, start = request.query_params.get("after", ""), request.query_params.get("from")
     left = phases[phases.index(start) :] if start in phases else phases
-    selection = find_episodes(journal, left, reward, query, after=after, limit=EPISODES, seconds=_SECONDS)
-    context: dict[str, Any] = {"run": run, "tab": "Episodes", "phase": phase, "selection": selection}
-    context |= {"words": WORDS, "query": query.words, **_neighbours(phases, phase)}
-    return page(request, "filtered_rows.html" if after else "filtered.html", **context)
+    found = find_episodes(run.journal, left, reward, query, after=after, limit=EPISODES, seconds=_SECONDS)
+    template = "filtered_rows.html" if after else "filtered.html"
+    return page(request, template, phase=phase, selection=found, query=query.words)
 
 
-def _neighbours(phases: Sequence[str], phase: str | None) -> dict[str, str | None]:
+def _neighbours(phases: Sequence[str], phase: str) -> dict[str, str | None]:
     """Return the previous and the next phase of the same kind."""
-    kin = [each for each in phases if phase is not None and each.partition("/")[0] == phase.partition("/")[0]]
-    at = kin.index(phase) if phase in kin else 0
-    before = kin[at + 1] if phase is not None and at + 1 < len(kin) else None
-    return {"before": before, "following": kin[at - 1] if at > 0 else None}
+    kin = [each for each in phases if each.partition("/")[0] == phase.partition("/")[0]]
+    at = kin.index(phase)
+    return {"before": next(iter(kin[at + 1 :]), None), "following": kin[at - 1] if at else None}
 
 
 def _plain_phase(phase: str) -> str:
@@ -183,19 +172,19 @@ def episode_page(request: Request) -> Response:
     with RunFolder.read(path) as run:
         record, (phase, _) = read_record(run, id), split_id(run.journal, id)
         turns = _turns(record)
-        context: dict[str, Any] = {
-            "record": record,
-            "phase": phase,
-            "turns": turns[start : start + _TURNS],
-            "more": start + _TURNS if len(turns) > start + _TURNS else 0,
-            "play": shown_play(record),
-            "scores": _scores(run.journal, id, rewards),
-            "siblings": find_siblings(
-                run.journal, phase, record.example.id, next(iter(rewards.values()), None)
-            ),
-        }
-    template = "turns.html" if start else "episode.html"
-    return page(request, template, run=path.name, tab="Episodes", **context)
+        siblings = find_siblings(run.journal, phase, record.example.id, next(iter(rewards.values()), None))
+        scores = _scores(run.journal, id, rewards)
+    return page(
+        request,
+        "turns.html" if start else "episode.html",
+        record=record,
+        phase=phase,
+        turns=turns[start : start + _TURNS],
+        more=start + _TURNS if len(turns) > start + _TURNS else 0,
+        play=shown_play(record),
+        scores=scores,
+        siblings=siblings,
+    )
 
 
 def group_page(request: Request) -> Response:
@@ -208,13 +197,8 @@ def group_page(request: Request) -> Response:
             raise RequestError(f"run {run.name} has no episodes of the example '{example}' in {phase}")
         records = [(each, read_record(run, each.id)) for each in siblings[:_SIBLINGS]]
     shown = [(each, record, _turns(record), shown_play(record)) for each, record in records]
-    context: dict[str, Any] = {
-        "phase": phase,
-        "example": records[0][1].example,
-        "siblings": siblings,
-        "shown": shown,
-    }
-    return page(request, "group.html", run=path.name, tab="Episodes", **context)
+    example = records[0][1].example
+    return page(request, "group.html", phase=phase, example=example, siblings=siblings, shown=shown)
 
 
 def read_record(run: RunFolder, id: str) -> EpisodeRecord:
@@ -319,7 +303,8 @@ def tokens_page(request: Request) -> Response:
     with RunFolder.read(path) as run:
         sequences = _sequences(run, id)
         phase, rest = split_id(run.journal, id)
-        siblings = find_siblings(run.journal, phase, rest.rpartition("/")[0], reward_evaluator(path))
+        example = rest.rpartition("/")[0]
+        siblings = find_siblings(run.journal, phase, example, reward_evaluator(path))
     if call is not None:
         wanted = whole_number(request, "call")
         answering = (
@@ -328,19 +313,20 @@ def tokens_page(request: Request) -> Response:
         if (number := next(answering, -1)) < 0:
             raise RequestError(f"no token ids were recorded for an answer to call {wanted}")
     sequence = _choose(sequences, number)
-    context: dict[str, Any] = {
-        "sequence": sequence,
-        "sampled": sum(span.stop - span.start for span in sequence.spans),
-        "has_texts": tokenizer_file(path, sequence.model) is not None,
-        "id": id,
-        "phase": phase,
-        "example": rest.rpartition("/")[0],
-        "siblings": siblings,
-        "sequences": sequences,
-        "number": number,
-        "chunk": CHUNK,
-    }
-    return page(request, "tokens.html", run=path.name, tab="Episodes", **context)
+    return page(
+        request,
+        "tokens.html",
+        sequence=sequence,
+        sampled=sum(span.stop - span.start for span in sequence.spans),
+        has_texts=tokenizer_file(path, sequence.model) is not None,
+        id=id,
+        phase=phase,
+        example=example,
+        siblings=siblings,
+        sequences=sequences,
+        number=number,
+        chunk=CHUNK,
+    )
 
 
 def chunk_page(request: Request) -> Response:

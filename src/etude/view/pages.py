@@ -22,7 +22,7 @@ from etude.core.json_text import jsonable
 from etude.core.stats import shown_seconds
 from etude.store.database import DATABASE
 from etude.store.facts import RunFacts, is_run, read_facts
-from etude.store.outline import first_question, in_one_line
+from etude.store.outline import WORDS, first_question, in_one_line
 from etude.store.run_folder import LOCK, lock_holder
 from etude.store.stored_config import reward_names, stored_data
 
@@ -133,7 +133,7 @@ _TEMPLATES = Environment(
 )
 _FILTERS = (agent, ago, question_line, data, in_one_line, number, percent, format_value)
 _TEMPLATES.filters |= {each.__name__: each for each in _FILTERS} | {"seconds": shown_seconds}
-_TEMPLATES.globals |= {"level": level, "url": url}
+_TEMPLATES.globals |= {"level": level, "url": url, "words": WORDS}
 
 
 def whole_number(request: Request, name: str) -> int:
@@ -145,6 +145,6 @@ def whole_number(request: Request, name: str) -> int:
 
 
 def page(request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
-    """Render a template into a response."""
-    text = _TEMPLATES.get_template(template).render(request=request, **context)
+    """Render a template into a response. It knows the name of the page's run."""
+    text = _TEMPLATES.get_template(template).render(run=request.path_params.get("run"), **context)
     return HTMLResponse(text, status, {"cache-control": "no-store"})

@@ -42,56 +42,46 @@ def run_page(request: Request) -> Response:
         validations = {entry.epoch: entry for entry in history.validations}
         own = facts.summary.targets.get(name or "")
         first = "before training" if history.base is None else "after the warm-up"
+        rows = [
+            (each, failed_counts(each.metrics)[0], validations.get(each.epoch), by_epoch.get(each.epoch - 1))
+            for each in reversed(history.epochs)
+        ]
         model = {
             "name": name,
             "lines": () if own is None else own.lines(),
             "charts": list_charts(history),
-            "rows": [
-                (
-                    entry,
-                    failed_counts(entry.metrics)[0],
-                    validations.get(entry.epoch),
-                    by_epoch.get(entry.epoch - 1),
-                )
-                for entry in reversed(history.epochs)
-            ],
+            "rows": rows,
             "starts": {first: validations.get(0), "the base model, before the warm-up": history.base},
         }
         models.append(model)
-    context = {
-        "run": path.name,
-        "tab": "Overview",
-        "lines": [*_facts(facts)],
-        "warnings": facts.summary.warnings,
-        "models": models,
-        "causes": [*causes_in(entries), *((facts.result or {}).get("causes") or [])],
-        "bill": bill.by("model", "role"),
+    return page(
+        request,
+        "run_charts.html" if request.query_params.get("part") == "charts" else "run.html",
+        lines=_facts(facts),
+        warnings=facts.summary.warnings,
+        models=models,
+        causes=[*causes_in(entries), *((facts.result or {}).get("causes") or [])],
+        bill=bill.by("model", "role"),
         **_live(path),
-    }
-    template = "run_charts.html" if request.query_params.get("part") == "charts" else "run.html"
-    return page(request, template, **context)
+    )
 
 
 def now_page(request: Request) -> Response:
     """Show the run's current work and waits, or only the line about them."""
-    path = run_path(request)
-    context = {"run": path.name, "tab": "Now", **_live(path)}
+    live = _live(run_path(request))
     if request.query_params.get("part") != "line":
-        return page(request, "now.html", up=True, **context)
-    answer = page(request, "live_line.html", **context)
-    if request.query_params.get("done") != str(context["done"]):
+        return page(request, "now.html", **live)
+    answer = page(request, "live_line.html", **live)
+    if request.query_params.get("done") != str(live["done"]):
         answer.headers["hx-trigger"] = "epochs"  # An epoch is over, so the charts are drawn again.
     return answer
 
 
 def config_page(request: Request) -> Response:
     """Show the run's resolved config and its environment."""
-    path = run_path(request)
-    with RunFolder.read(path) as run:
+    with RunFolder.read(run_path(request)) as run:
         environment, text = run.read_json("environment.json"), run.journal.get(CONFIG_STEP) or ""
-    return page(
-        request, "config.html", run=path.name, tab="Config", up=True, config=text, environment=environment
-    )
+    return page(request, "config.html", config=text, environment=environment)
 
 
 def _live(path: Path) -> dict[str, Any]:
@@ -236,8 +226,7 @@ def _chart(
     for label, known in lines.items():
         columns = zip(*(known.get(epoch, (None, None, None)) for epoch in x), strict=True)
         values, low, high = map(list, columns)
-        has_ends = any(value is not None for value in low)
         if any(value is not None for value in values):
-            ends = {"low": low, "high": high} if has_ends else {}
+            ends = {"low": low, "high": high} if any(value is not None for value in low) else {}
             curves.append(Curve(label, values, is_dotted=label == dotted, **ends))
     return Chart(title, x, curves, note)
