@@ -95,7 +95,7 @@ def _filtered_page(request: Request, run: RunFolder, phases: list[str], phase: s
     return page(request, template, phase=phase, selection=found, query=query.words)
 
 
-def _neighbours(phases: Sequence[str], phase: str) -> dict[str, str | None]:
+def _neighbours(phases: Sequence[str], phase: str) -> dict[str, Any]:
     """Return the previous and the next phase of the same kind."""
     kin = [each for each in phases if each.partition("/")[0] == phase.partition("/")[0]]
     at = kin.index(phase)
@@ -197,8 +197,8 @@ def group_page(request: Request) -> Response:
             raise RequestError(f"run {run.name} has no episodes of the example '{example}' in {phase}")
         records = [(each, read_record(run, each.id)) for each in siblings[:_SIBLINGS]]
     shown = [(each, record, _turns(record), shown_play(record)) for each, record in records]
-    example = records[0][1].example
-    return page(request, "group.html", phase=phase, example=example, siblings=siblings, shown=shown)
+    told = records[0][1].example
+    return page(request, "group.html", phase=phase, example=told, siblings=siblings, shown=shown)
 
 
 def read_record(run: RunFolder, id: str) -> EpisodeRecord:
