@@ -54,7 +54,8 @@ class SlotDecoder:
         self._deterministic = deterministic
         self._kinds = layer_kinds(policy.model)
         self._table = SlotTable(slots, least=_FIXED_ROWS if deterministic else 1)
-        self._kv = KvSlots(len(self._kinds), len(self._table))
+        is_lazy = policy.device.type == "cpu"
+        self._kv = KvSlots(len(self._kinds), len(self._table), is_lazy=is_lazy)
         self._postponed = 0
         self._fused = self._make_fused_model()
         self._inputs = InputMaker(policy, self._fused.kv_dtype if self._fused else policy.model.dtype)

@@ -308,14 +308,21 @@ class FusedLlama:
 
     def __call__(self, inputs: RaggedInputs, kv: KvSlots, read: torch.Tensor) -> torch.Tensor:
         """Return the logits [B, V] after the tokens at the places `read`."""
-        turns = self._turns_at(inputs.position_N, kv.columns)
+        ids_N, position_N = inputs.ids_N, inputs.position_N
+        if inputs.repeats is not None:
+            different_D, equal_N = inputs.repeats
+            ids_N, position_N = (each.index_select(0, different_D) for each in (ids_N, position_N))
+            read, place_B = torch.unique(equal_N.index_select(0, read), return_inverse=True)
+        turns = self._turns_at(position_N, kv.columns)
         places = kv.places(self.groups, inputs.slot_N, inputs.column_N)
         counts = [group.count for group in inputs.groups]
-        x_NE: torch.Tensor = self._embedding.index_select(0, inputs.ids_N).float()
+        x_NE: torch.Tensor = self._embedding.index_select(0, ids_N).float()
         if self._embedding_scale is not None:
             x_NE.mul_(self._embedding_scale)
         for kind, layer, held in zip(self.kinds, self.layers, kv.layers, strict=True):
             heads = self._heads(layer, x_NE, turns[kind])
+            if inputs.repeats is not None:
+                heads = heads.index_select(0, equal_N)
             query_NGRD, new = heads.tensor_split((-2,), dim=2)
             held.by_token(self.groups, self.size, self.kv_dtype).index_copy_(0, places, new.flatten(0, 1))
             if inputs.spans is not None:
@@ -324,13 +331,17 @@ class FusedLlama:
             else:
                 parts = zip(query_NGRD.split_with_sizes(counts), inputs.groups, strict=True)
                 mixed = [self._attend(query, group, held, group.masks[kind]) for query, group in parts]
-            x_NE = self._add(x_NE, layer.out(torch.cat(mixed).flatten(1)), layer.out_norm)
+            mixed_NM = torch.cat(mixed).flatten(1)
+            if inputs.repeats is not None:
+                mixed_NM = mixed_NM.index_select(0, different_D)
+            x_NE = self._add(x_NE, layer.out(mixed_NM), layer.out_norm)
             gate, up = layer.gate_up.linear(self._norm(x_NE, layer.gate_up)).chunk(2, dim=1)
             gate = (
                 functional.gelu(gate, approximate="tanh") if self._is_gemma else functional.silu(gate, True)
             )
             x_NE = self._add(x_NE, layer.down(gate.mul_(up)), layer.down_norm)
-        return self._head.linear(self._norm(x_NE.index_select(0, read), self._head))
+        logits_BV = self._head.linear(self._norm(x_NE.index_select(0, read), self._head))
+        return logits_BV if inputs.repeats is None else logits_BV.index_select(0, place_B)
 
     def _heads(self, layer: FusedLayer, x_NE: torch.Tensor, turn: torch.Tensor) -> torch.Tensor:
         """Return a layer's queries, keys and values [N, G, R + 2, D]."""

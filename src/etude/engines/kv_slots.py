@@ -26,6 +26,9 @@ COLUMN_STEP = 64
 """Columns grow by this many, and attention always spans a multiple of it. Sums over masked columns then fall
 into the same lanes, and are equal bit for bit, however long the longest neighbour is."""
 
+_LAZY_SLOTS, _LAZY_COLUMNS = 128, 256
+"""How many there are from the start where unwritten ones take no memory: growing copies the others."""
+
 _SPAN_STEP = 16
 """The step of spans for attention that may differ in the last bits between batches."""
 
@@ -159,17 +162,17 @@ class KvSlots(Cache):  # type: ignore[misc]
     plan: StepPlan
     """The pass that the model's own modules make."""
 
-    def __init__(self, layers: int, slots: int) -> None:
-        self.slots = slots
-        self.columns = COLUMN_STEP + 1
-
+    def __init__(self, layers: int, slots: int, *, is_lazy: bool = False) -> None:
+        """With `is_lazy`, as on a CPU, unwritten slots and columns take no memory."""
+        self.slots = max(slots, _LAZY_SLOTS) if is_lazy else slots
+        self.columns = (_LAZY_COLUMNS if is_lazy else COLUMN_STEP) + 1
         super().__init__(layers=[SlotLayer(self) for _ in range(layers)])
 
     def reserve(self, held: Sequence[int], length: int) -> None:
         """Make room for `length` tokens per slot; `held` is the number of tokens that each slot already has.
 
         Growing copies these. Columns at least double, so that a long conversation does not grow them every
-        few tokens. Unwritten columns take no memory yet on a CPU.
+        few tokens.
         """
         columns = rounded_up(max(length, 1), COLUMN_STEP) + 1
         if len(held) <= self.slots and columns <= self.columns:

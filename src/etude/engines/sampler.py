@@ -13,6 +13,9 @@ from etude.models.device import copy_to_device
 from etude.models.distribution import Adjuster, adjust_logits
 from etude.models.grammar import advance
 
+_IN_CACHE = 1 << 20
+"""Logits that a CPU draws from at a time: four megabytes of its cache."""
+
 
 @dataclass(slots=True, eq=False)
 class LiveRow:
@@ -53,6 +56,12 @@ def uniforms(key: int) -> Iterator[float]:
 
 def append_samples(rows: Sequence[LiveRow], logits_BV: torch.Tensor) -> None:
     """Draw one token for each row from its logits. Raises EngineError if they are not finite."""
+    size = len(rows) if logits_BV.is_cuda else max(1, _IN_CACHE // logits_BV.shape[1])
+    for start in range(0, len(rows), size):
+        _append_samples(rows[start : start + size], logits_BV[start : start + size])
+
+
+def _append_samples(rows: Sequence[LiveRow], logits_BV: torch.Tensor) -> None:
     device = logits_BV.device
     uniform_B1 = copy_to_device(torch.tensor([[next(row.uniform)] for row in rows]), device)
     shapes = [None if row.shaper is None else row.shaper.shape() for row in rows]

@@ -155,6 +155,9 @@ class RaggedInputs:
     groups: list[RowGroup]
     spans: Spans | None = None
     """How rows attend on CUDA, in place of groups."""
+    repeats: tuple[torch.Tensor, torch.Tensor] | None = None
+    """The places of the tokens that differ from all before, and for each token which of them it equals, if
+    some are equal: rows whose tokens are the same so far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,18 +188,23 @@ def make_ragged_inputs(
     """
     parts: list[tuple[Sequence[int], int]] = [(prefix.rows, prefix.length) for prefix in prefixes]
     parts += [(part, 0) for part in _groups(rows, counts, size, {row for part, _ in parts for row in part})]
-    ids, positions, slots = list[int](), list[int](), list[int]()
-    last, groups = [0] * len(rows), list[RowGroup]()
+    ids, positions, slots, same = list[int](), list[int](), list[int](), list[int]()
+    last, groups, known = [0] * len(rows), list[RowGroup](), dict[tuple[int, ...], int]()
     for members, shared in parts:
         for index in members:
             row, count = rows[index], counts[index]
+            same += range(len(ids), len(ids) + count)
+            if count == row.pending == 1:
+                same[-1] = known.setdefault((*row.ids,), same[-1])
             ids += row.ids[row.cached : row.cached + count]
             last[index] = len(ids) - 1
             positions += range(row.cached, row.cached + count)
             slots += [row.slot] * count
         groups.append(inputs.group([(rows[index], counts[index]) for index in members], shared))
-    ids_N, position_N, slot_N = tensor([ids, positions, slots])
-    return RaggedInputs(ids_N, position_N, slot_N, position_N, groups), last
+    ids_N, position_N, slot_N, same_N = tensor([ids, positions, slots, same])
+    different_D, equal_N = torch.unique(same_N, return_inverse=True)
+    repeats = (different_D, equal_N) if len(different_D) < len(same_N) else None
+    return RaggedInputs(ids_N, position_N, slot_N, position_N, groups, repeats=repeats), last
 
 
 def _groups(
