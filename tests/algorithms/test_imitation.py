@@ -14,7 +14,7 @@ from etude.core.conversion import Encoder, to_sample
 from etude.core.errors import ConfigError, EtudeError, RequestError
 from etude.core.sample import to_trajectory
 from etude.engines.openai_compatible import OpenAiEngine, OpenAiLlmConfig
-from etude.learner.passes import sample_logprobs
+from etude.learner.learner import sample_logprobs
 from etude.models.tiny import build_policy, build_tokenizer
 from etude.preflight.check import check_config
 from etude.protocols import SCALES, Move, adp, nip

@@ -16,7 +16,7 @@ from etude.core.errors import TrainingError
 from etude.core.sample import Sample, Turn
 from etude.engines.embedded import EmbeddedEngine
 from etude.learner.head import Head, selective_logprobs
-from etude.learner.passes import sample_logprobs
+from etude.learner.learner import sample_logprobs
 from etude.models.distribution import Adjustment
 from tests.learner.gradients import assert_same, get_gradient, gradient_by_autograd, to_batch
 from tests.models.tiny_models import continuing, family, fresh_policy, policy

@@ -106,7 +106,7 @@ def test_how_a_tree_is_cut_changes_nothing(monkeypatch, name):
 def test_chosen_tokens_without_logits_of_all_at_once(monkeypatch, packing):
     batch, objective = to_batch(forest(5, 12, temperatures=(1.0, 0.5))), Grpo()
     whole = get_gradient(policy(), batch, objective, packing=packing)
-    monkeypatch.setattr("etude.learner.head._LOGITS", 400 * 7)
+    monkeypatch.setattr("etude.learner.head._HELD", 400 * 7 * 4)
     assert_same(get_gradient(policy(), batch, objective, packing=packing), whole)
 
 
@@ -130,7 +130,6 @@ def test_logits_are_never_there_for_all_positions(monkeypatch, name, packing):
     batch = to_batch(units_for(objective, forest(5, 60)))
     vocabulary = of.model.config.vocab_size
     most = max(value.numel() for value in of.trainable().values())
-    monkeypatch.setattr("etude.learner.head._LOGITS", most)
     monkeypatch.setattr("etude.learner.head._HELD", most * 4)
     with Largest() as largest:
         get_gradient(of, batch, objective, packing=packing)

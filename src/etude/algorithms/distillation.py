@@ -86,7 +86,7 @@ class Distillation(Grpo, name="distillation"):
         asker = self.teacher if runtime.target is None else f"{self.teacher}/{runtime.target}"
         keys = [f"teacher/{asker}/{one.episode}/{one.branch}/{one.agent or ''}" for one in samples]
         if policy is not None:
-            from etude.learner.passes import sample_logprobs
+            from etude.learner.learner import sample_logprobs
 
             # All at once, so that shared prefixes are computed once.
             read = partial(asyncio.to_thread, sample_logprobs, policy, samples)

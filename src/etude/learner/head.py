@@ -20,12 +20,10 @@ _HELD = 1 << 28
 """Maximum bytes of logits held at a time on a CPU, in the model's precision."""
 _HELD_ON_GPU = 1 << 30
 """The same on a GPU. Each chunk reads the head's weights again, and adds to their gradient."""
-_LOGITS = 1 << 24
-"""Maximum logits held at a time if more than their temperature changes: several copies in float32."""
 _IN_CACHE = 1 << 18
 """Logits that a CPU computes in float32 at a time: a megabyte of its cache."""
-_LOGITS_ON_GPU = 1 << 27
-"""The limit `_LOGITS` on a GPU: half a gigabyte in float32."""
+_COPIES = 8
+"""How many times the memory logits take if more than their temperature changes: copies in float32."""
 
 _EXTRAS = "logit_scale", "logits_scaling", "final_logit_softcapping"
 """Settings of Cohere, Granite and Gemma; a trial run finds out what other models do."""
@@ -93,11 +91,8 @@ def selective_logprobs(
     """
     tempered = all(shape is None or shape.is_tempered for shape in shapes_E)
     chosen = _tempered_logprobs if tempered and head.weight_VD is not None else _shaped_logprobs
-    if chosen is _tempered_logprobs:
-        held = (_HELD_ON_GPU if hidden_ED.is_cuda else _HELD) // hidden_ED.element_size()
-    else:
-        held = _LOGITS_ON_GPU if hidden_ED.is_cuda else _LOGITS
-    size = max(1, held // vocabulary)
+    held = (_HELD_ON_GPU if hidden_ED.is_cuda else _HELD) // hidden_ED.element_size()
+    size = max(1, held // vocabulary // (1 if chosen is _tempered_logprobs else _COPIES))
     shapes = [shapes_E[start : start + size] for start in range(0, len(shapes_E), size)] or [shapes_E]
     parts = list(zip(torch.split(hidden_ED, size), torch.split(targets_E, size), shapes, strict=True))
     made = [

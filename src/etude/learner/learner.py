@@ -85,7 +85,12 @@ class Learner:
         if options.gradient_checkpointing:
             checkpointable_layers(policy.model)
         self._run = self.team.hold(policy)
-        self.optimiser = Optimiser(policy.trainable(), betas=options.betas, weight_decay=options.weight_decay)
+
+    @cached_property
+    def optimiser(self) -> Optimiser:
+        """AdamW, made before the first step: copying the weights takes as long as sampling a few tokens."""
+        options = self.options
+        return Optimiser(self.policy.trainable(), betas=options.betas, weight_decay=options.weight_decay)
 
     @cached_property
     def _takes_trees(self) -> bool:
@@ -199,16 +204,15 @@ class Learner:
         if "start" in objective.needs() and units:
             computed = filter(has_gradient, units) if objective.skips_idle else units
             samples = [*chain.from_iterable(computed)]
-            with self.policy.lock:
-                logprobs = self._logprobs(samples)
-                self._start = {id(each): (each, own) for each, own in zip(samples, logprobs, strict=True)}
+            own = zip(samples, self.logprobs(samples), strict=True)
+            self._start = {id(each): (each, logprobs) for each, logprobs in own}
 
-    def _logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
+    def logprobs(self, samples: Sequence[Sample]) -> list[list[float]]:
         """Return the logprobs of each sample's trained tokens, in order, under the weights in memory."""
         live = [index for index, sample in enumerate(samples) if any(sample.loss_weights)]
         units: list[Unit] = [(samples[index],) for index in live]
         found: dict[str, float] = {}
-        with torch.no_grad():
+        with self.policy.lock, torch.no_grad():
             for chunk in self._cut(units, None, (1.0, 1.0)):
                 if chunk is None:
                     self._run(idle)
@@ -322,3 +326,16 @@ class Learner:
             self.team.whole(tensors) for tensors in (self.policy.trainable(), self.optimiser.tensors())
         )
         return Snapshot(weights, optimiser, self.step, self.trained)
+
+
+def sample_logprobs(
+    policy: Policy, samples: Sequence[Sample], token_budget: int | None = None
+) -> list[list[float]]:
+    """Return the logprobs [T] of each sample's sampled tokens under a policy, and 0 for the others.
+
+    They belong to the distributions that the tokens were drawn from, under this policy.
+    """
+    unweighted = [replace(sample, weights=None, advantages=None) for sample in samples]
+    found = Learner(policy, LearnerOptions(token_budget=token_budget)).logprobs(unweighted)
+    pairs = zip(samples, map(iter, found), strict=True)
+    return [[next(own) if sampled else 0.0 for sampled in sample.mask] for sample, own in pairs]

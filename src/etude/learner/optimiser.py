@@ -130,6 +130,8 @@ class Optimiser:
             for name, parameter in parameters.items()
             if self.masters[name] is not parameter
         }
+        self._seen: list[int] = []
+        """How often each of these parameters had been changed when it was like its master."""
         # One pass through memory instead of fifteen, without room for copies of changed values.
         fused = all(master.device.type in _FUSED for master in self.gradients)
         self.adam = torch.optim.AdamW(
@@ -176,10 +178,19 @@ class Optimiser:
         self.adam.step()
         for parameter, master in self._pairs.values():
             parameter.copy_(master)
+        self._seen = self._changes()
+
+    def _changes(self) -> list[int]:
+        """Return how often each parameter that has a master was changed in place."""
+        return [_local(parameter)._version for parameter, _ in self._pairs.values()]
 
     @torch.no_grad()
     def sync_masters(self) -> None:
         """Copy the parameters to the masters, if something else changed the parameters."""
+        changes = self._changes()
+        if self._seen == changes:
+            return
+        self._seen = changes
         pairs = [(_local(parameter), _local(master)) for parameter, master in self._pairs.values()]
         same = [(parameter == master.to(parameter.dtype)).all() for parameter, master in pairs]
         # Wait for the device once, not for each tensor.
@@ -216,6 +227,7 @@ class Optimiser:
         with torch.no_grad():
             for name, (parameter, master) in self._pairs.items():
                 master.copy_(own_part(masters[name], master) if name in masters else parameter)
+        self._seen = []
         self.sync_masters()
         self.adam.state.clear()
         for name, parts in state.items():

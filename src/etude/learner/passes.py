@@ -20,7 +20,7 @@ import torch
 from etude.core.call import Sampling
 from etude.core.errors import EngineError, TrainingError
 from etude.core.sample import Sample, Unit
-from etude.learner.head import Head, has_plain_head, head_logits, last_hidden
+from etude.learner.head import Head, head_logits, last_hidden
 from etude.learner.objective import MicroBatch, Pass, States
 from etude.learner.tree import Places, TokenTree, TreeLayout, token_tree
 from etude.learner.tree_attention import tree_attention
@@ -336,28 +336,6 @@ def _tree_states(tree: TokenTree, device: torch.device, needed: Places) -> State
     """Return the states of the tree's tokens at the places `needed`."""
     ids_N, layout = torch.from_numpy(tree.ids).to(device), TreeLayout.build(tree, device, needed)
     return lambda model: (Head.find(model), tree_hidden(model, ids_N, layout))
-
-
-def sample_logprobs(
-    policy: Policy, samples: Sequence[Sample], token_budget: int = 16384
-) -> list[list[float]]:
-    """Return each sample's token logprobs [T] under a policy, without a gradient.
-
-    They belong to the distributions that the tokens were drawn from, under this policy. They are 0 where the
-    mask is False.
-    """
-    units: list[Unit] = [(replace(sample, weights=None, advantages=None),) for sample in samples]
-    rows = trained_units(units)
-    step = PackedStep(rows)
-    with policy.lock, torch.no_grad():
-        given = (1.0, 1.0), token_budget, policy
-        is_tree = step.pays and tree_refusal(policy.model) is None
-        passes = step.passes(*given) if is_tree else padded_passes(rows, *given, has_plain_head(policy.model))
-        logprobs = [np.zeros(len(sample.ids)) for sample in samples]
-        for chunk in passes:
-            for number, values in zip(chunk.rows, chunk.select(chunk.logprobs(policy.model)), strict=True):
-                logprobs[number][rows[number][0].positions] = values
-    return [values.tolist() for values in logprobs]
 
 
 def tree_hidden(model: Any, ids_N: torch.Tensor, layout: TreeLayout) -> torch.Tensor:

@@ -92,17 +92,14 @@ class ProcessTeam(Team):
         return totals
 
     def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
-        """Sum bucket by bucket; a parameter that has no gradient in any process still has none."""
+        """Sum all at once; a parameter that has no gradient in any process still has none."""
         counts = torch.tensor([float(weight.grad is not None) for weight in parameters], device=self.device)
         self._sum(counts)
         live = [weight for weight, count in zip(parameters, counts.tolist(), strict=True) if count]
-        for bucket in _buckets(live):
-            grads = [torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in bucket]
-            flat = torch.cat([grad.flatten() for grad in grads])
-            self._sum(flat)
-            parts = torch.split(flat, [weight.numel() for weight in bucket])
-            for weight, part in zip(bucket, parts, strict=True):
-                weight.grad = part.view_as(weight)
+        for weight in live:
+            weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad.contiguous()
+        reduce = partial(torch.distributed.all_reduce, async_op=True)
+        _run_collective(lambda: [sum_.wait() for sum_ in [reduce(weight.grad) for weight in live]])
 
     def _exchange(self, value: T) -> list[T]:
         """Return the values of all processes, by rank."""
@@ -201,20 +198,6 @@ def _run_collective(work: Callable[[], T], *, may_fail: bool = False) -> T:
         raise PeerLost(
             f"another process of this training has ended, or does not answer: {first_line(error)}"
         ) from error
-
-
-def _buckets(parameters: Sequence[torch.nn.Parameter]) -> Iterator[list[torch.nn.Parameter]]:
-    """Yield adjacent parameters of one dtype, with about 16 million numbers each."""
-    bucket: list[torch.nn.Parameter] = []
-    size = 0
-    for weight in parameters:
-        if bucket and (weight.dtype != bucket[0].dtype or size + weight.numel() > 1 << 24):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(weight)
-        size += weight.numel()
-    if bucket:
-        yield bucket
 
 
 class _Root(torch.nn.Module):

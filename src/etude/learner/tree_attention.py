@@ -84,7 +84,7 @@ def _attend(
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     last = getattr(module, "layer_idx", None) == text_config(module).num_hidden_layers - 1
     queries = tree.last if last else tree.all
-    spec = AttentionSpec(tree, queries, Scores(scale, softcap, tree.binding(sliding_window)))
+    spec = AttentionSpec(tree, queries, scale, softcap, tree.binding(sliding_window))
     query_NHD, key_NGD, value_NGW = (each[0].transpose(0, 1) for each in (query, key, value))
     if queries is tree.all or spec.uses_levels(query, value.shape[-1]):
         return attend(query_NHD, key_NGD, value_NGW, spec).unsqueeze(0), None
@@ -93,28 +93,21 @@ def _attend(
     return out_NHW.index_copy(0, queries.places_Q, out_QHW).unsqueeze(0), None
 
 
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """How scores follow from queries and keys, except for which tokens attend to which."""
-
-    scale: float
-    softcap: float | None = None
-    window: int | None = None
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class AttentionSpec:
     """How some tokens of a tree attend to others."""
 
     tree: TreeLayout
     queries: Queries
-    scores: Scores
-    """Its window comes from `TreeLayout.binding`."""
+    scale: float
+    softcap: float | None = None
+    window: int | None = None
+    """From `TreeLayout.binding`."""
 
     def uses_levels(self, x: Tensor, size: int) -> bool:
         """Return whether flash kernels compute it, for heads of this width with the device and precision of
         `x`. Their queries are always all tokens."""
-        plain = self.scores.softcap is None and self.scores.window is None
+        plain = self.softcap is None and self.window is None
         return plain and takes_flash(x, size)
 
 
@@ -134,7 +127,7 @@ class _LevelAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         """Return the values, weighted by how much each query attends to their keys."""
-        out, sums = attend_levels(query, key, value, spec.tree.levels, spec.scores.scale)
+        out, sums = attend_levels(query, key, value, spec.tree.levels, spec.scale)
         ctx.save_for_backward(query, key, value, out, sums)
         ctx.spec = spec
         return out
@@ -142,7 +135,7 @@ class _LevelAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, out, sums = ctx.saved_tensors
-        levels, scale = ctx.spec.tree.levels, ctx.spec.scores.scale
+        levels, scale = ctx.spec.tree.levels, ctx.spec.scale
         return *gradients_of_levels(grad, (query, key, value), (out, sums), levels, scale), None
 
 
@@ -179,7 +172,7 @@ class _ChunkAttention(torch.autograd.Function):
             weights_BMK, slope = _weigh(query_BMD, key_BKD, chunks, spec)
             of_weights = grad_BMW @ value_BKW.transpose(1, 2)
             of_scores = torch._softmax_backward_data(of_weights, weights_BMK, -1, weights_BMK.dtype)
-            of_scores = of_scores.mul_(slope * spec.scores.scale)
+            of_scores = of_scores.mul_(slope * spec.scale)
             _put(of_query, chunks, of_scores @ key_BKD)
             chunks.add_keys(of_key, of_scores.transpose(1, 2) @ query_BMD)
             chunks.add_keys(of_value, weights_BMK.transpose(1, 2) @ grad_BMW)
@@ -214,12 +207,12 @@ def _weigh(
     query_BMD: Tensor, key_BKD: Tensor, chunks: Chunks, spec: AttentionSpec
 ) -> tuple[Tensor, Tensor | float]:
     """Return the weights [B, M, K] of keys, and the slope of the softcap at their scores."""
-    scores = (query_BMD @ key_BKD.transpose(1, 2)).float().mul_(spec.scores.scale)
+    scores = (query_BMD @ key_BKD.transpose(1, 2)).float().mul_(spec.scale)
     slope: Tensor | float = 1.0
-    if (softcap := spec.scores.softcap) is not None:
+    if (softcap := spec.softcap) is not None:
         capped = torch.tanh(scores / softcap)
         scores, slope = softcap * capped, (1 - capped.square()).to(query_BMD.dtype)
-    mask_C1Q1K = spec.tree.mask(chunks, spec.scores.window)
+    mask_C1Q1K = spec.tree.mask(chunks, spec.window)
     count, _, size, _, width = mask_C1Q1K.shape
     scores.view(count, -1, size, scores.shape[1] // size, width).add_(mask_C1Q1K)
     return scores.softmax(dim=-1).to(query_BMD.dtype), slope

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from etude.core.errors import RequestError
 from etude.engines.fused_llama import is_llama
 from etude.learner.tree import TreeLayout
-from etude.learner.tree_attention import AttentionSpec, Scores, attend, attending
+from etude.learner.tree_attention import AttentionSpec, attend, attending
 from etude.models.architecture import SLIDING, layer_kinds, text_config
 
 
@@ -97,8 +97,8 @@ def lean_hidden(model: Any, ids_N: Tensor, layout: TreeLayout) -> Tensor:
         window = model.config.sliding_window if kind == SLIDING else None
         layout.windows.append(window)
         queries = layout.last if layer is body.layers[-1] else layout.all
-        scores = Scores(layer.self_attn.scaling, window=layout.binding(window))
-        spec = AttentionSpec(layout, queries, scores)
+        scale = layer.self_attn.scaling
+        spec = AttentionSpec(layout, queries, scale, window=layout.binding(window))
         if is_checkpointed(layer):  # Keep only its input for the gradient.
             args = layer, x_NE if more_NE is None else x_NE + more_NE, None, turn_N1C, spec
             x_NE, more_NE = checkpoint(_layer, *args, use_reentrant=False, preserve_rng_state=False)
