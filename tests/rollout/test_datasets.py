@@ -35,9 +35,8 @@ def as_json(folder: Path):
 
 
 def as_csv(folder: Path):
-    return CsvDatasetConfig(
-        file_path=write(folder / "train.csv", 'id,question,answer\na,1+1?,2\nb,"2+2?",4\n')
-    )
+    file = write(folder / "train.csv", 'id,question,answer\na,1+1?,2\nb,"2+2?",4\n')
+    return CsvDatasetConfig(file_path=file)
 
 
 def as_parquet(folder: Path):
@@ -69,10 +68,8 @@ def test_every_format_gives_the_same_examples(
 
 
 def test_python_may_also_give_examples_or_be_an_iterable(tmp_path: Path) -> None:
-    write(
-        tmp_path / "my_examples_module.py",
-        "from etude.core.episode import Example\nROWS = [Example('x', {'n': 1}), {'id': 'y', 'n': 2}]\n",
-    )
+    text = "from etude.core.episode import Example\nROWS = [Example('x', {'n': 1}), {'id': 'y', 'n': 2}]\n"
+    write(tmp_path / "my_examples_module.py", text)
     make_importable(tmp_path)
     found = load_examples(PythonDatasetConfig(function="my_examples_module:ROWS"))
     assert found == [Example("x", {"n": 1}), Example("y", {"n": 2})]
@@ -95,10 +92,8 @@ def test_a_column_that_is_not_there_names_the_row_and_the_nearest(tmp_path: Path
 
 def test_shuffling_comes_before_the_limit(tmp_path: Path) -> None:
     rows = [{"id": index} for index in range(50)]
-    orders = [
-        [example.id for example in load_examples(jsonl(tmp_path, rows, shuffle=True, limit=40))]
-        for _ in range(2)
-    ]
+    config = jsonl(tmp_path, rows, shuffle=True, limit=40)
+    orders = [[example.id for example in load_examples(config)] for _ in range(2)]
     assert orders[0] == orders[1] and len(orders[0]) == 40
     assert any(int(name) >= 40 for name in orders[0])
     assert [example.id for example in load_examples(jsonl(tmp_path, rows, limit=2))] == ["0", "1"]
@@ -119,8 +114,7 @@ def test_ids_made_from_rows_are_stable_and_unique(tmp_path: Path) -> None:
     rows = [{"q": "a"}, {"q": "b"}, {"q": "a"}]
     first = [example.id for example in load_examples(jsonl(tmp_path, rows, id_key=None))]
     moved = [example.id for example in load_examples(jsonl(tmp_path, rows[::-1], id_key=None))]
-    assert len(set(first)) == 3
-    assert first[2] == f"{first[0]}-2"
+    assert len(set(first)) == 3 and first[2] == f"{first[0]}-2"
     assert set(moved) == set(first)
 
 
@@ -167,6 +161,12 @@ def test_without_the_extra_it_is_named(
     monkeypatch.setitem(__import__("sys").modules, module, None)
     with pytest.raises(MissingExtraError, match=r"pip install .*\[data\]"):
         load_examples(config)
+
+
+def test_a_dataset_that_cannot_be_loaded_may_come_from_a_function(tmp_path: Path) -> None:
+    write(tmp_path / "state.json", "{}")  # As `save_to_disk` writes it.
+    with pytest.raises(DatasetError, match=r"load_from_disk.* `dataset: module:function`"):
+        load_examples(HuggingFaceDatasetConfig(path=str(tmp_path)))
 
 
 def seed_ids(**fields) -> list[str]:

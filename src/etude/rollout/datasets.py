@@ -143,8 +143,8 @@ class HuggingFaceDatasetConfig(RowsConfig, name="huggingface"):
         try:
             return datasets.load_dataset(self.path, self.subset, **options)  # type: ignore[no-any-return]
         except (OSError, ValueError) as error:
-            problem = f"the dataset '{self.path}' (split {self.split}) cannot be loaded: {error}"
-            raise DatasetError(problem) from error
+            problem = f"the dataset '{self.path}' (split {self.split}) cannot be loaded: {error}".rstrip(".")
+            raise DatasetError(f"{problem}; or load it in a function, `dataset: module:function`") from error
 
 
 class PythonDatasetConfig(RowsConfig, name="python"):
