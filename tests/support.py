@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import pytest
 from hypothesis import settings
@@ -20,6 +20,8 @@ from etude.core.job import ModelVersion
 from etude.core.keys import generator
 from etude.core.message import Message
 from etude.store.facts import read_facts
+
+T = TypeVar("T")
 
 
 def one_quick(first: Any, *others: Any) -> list[Any]:
@@ -158,6 +160,15 @@ async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never came to that"
         await asyncio.sleep(0.02)
+
+
+def wait_until(condition: Callable[[], T | None], seconds: float = 90.0) -> T:
+    """As `until`, in a test without an event loop. Return what holds in the end."""
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it never came to that"
+        time.sleep(0.005)
+    return found
 
 
 def pass_time(seconds: float) -> None:

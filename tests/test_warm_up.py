@@ -16,7 +16,7 @@ from etude.verbs import new_run, train_in
 from tests import guide_parts as guide
 from tests.crashing import run_to_end
 from tests.crashing import warm_up_config as config
-from tests.support import one_quick
+from tests.support import one_quick, until
 from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt, learning_engine
 
 
@@ -90,9 +90,7 @@ async def test_a_job_trains_while_the_next_episodes_are_collected(ahead):
     async def while_others_are_collected(status):
         """Ends when the next epoch's episodes are there: never, if they were collected afterwards."""
         wanted = OF_AN_EPOCH * (min(len(ahead.adapter.submitted), 2) + 1)
-        async with asyncio.timeout(60):
-            while len(ahead.engine.requests) < wanted:  # noqa: ASYNC110  the engine is a plain stand-in
-                await asyncio.sleep(0.01)
+        await until(lambda: len(ahead.engine.requests) >= wanted)
         return status
 
     ahead.adapter.behave = while_others_are_collected

@@ -6,7 +6,6 @@ import math
 import os
 import re
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from etude.engines.ledger import read_bill
 from etude.verbs import evaluate, load_run, resume
 from tests.cli.projects import AGENT, etude, process, rows, run_to_end
 from tests.json_server import JsonServer, chat_completion
-from tests.support import one_quick
+from tests.support import one_quick, wait_until
 
 PROMPT, CACHED, COMPLETION = 2.0, 0.5, 8.0
 """USD for a million tokens of the policy; the judge costs ten times as much."""
@@ -157,9 +156,7 @@ def test_a_run_that_is_killed_counts_each_call_once(here: Path):
     with ChargingEndpoint(most=20) as endpoint:
         config = charged_project(here, endpoint.url, examples=60, **alone(max_concurrency=4))
         running = process("evaluate", config, "--name", "x", folder=here)
-        deadline = time.monotonic() + 60
-        while endpoint.calls < 24 and time.monotonic() < deadline:
-            time.sleep(0.005)
+        wait_until(lambda: endpoint.calls >= 24)
         os.kill(running.pid, 9)
         running.wait()
         before = bill_in(here / "runs/x")["total"]

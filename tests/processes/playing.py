@@ -89,15 +89,13 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[EpisodeRecord]]:
         # Without the run's name and the digest of its examples, which are text.
         steps = {key: data for key, data in run.journal.scan() if isinstance(data, dict)}
         records = [replace(record, seconds=0.0) for record in iter_episodes(run.journal)]
-    for data in (step for step in steps.values() if isinstance(step, dict)):
+    for data in steps.values():
         if "seconds" in data:
             data["seconds"] = 0
         data.pop("began", None)
-        failed = (
-            [call for call in data.get("calls", ()) if isinstance(call, dict)] if "episode" in data else []
-        )
-        for call in failed:
-            call["seconds"] = call["began"] = 0
+        for call in data["calls"] if "episode" in data else ():
+            if isinstance(call, dict):  # It has failed.
+                call["seconds"] = call["began"] = 0
         for event in data.get("events", ()):
             if "tool" in event:
                 event["tool"]["seconds"] = event["tool"]["began"] = 0

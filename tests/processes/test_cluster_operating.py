@@ -14,6 +14,7 @@ from tests.processes.playing import evaluate, examples
 from tests.processes.test_places import Endpoint
 from tests.processes.test_places import endpoint as endpoint
 from tests.processes.test_status import wait_for_status
+from tests.support import until
 
 pytest.importorskip("ray")
 pytestmark = pytest.mark.cluster
@@ -78,10 +79,8 @@ async def test_a_run_tells_where_it_is_and_its_key_is_nowhere(
     going = asyncio.ensure_future(evaluate(run, config, None, examples("", "")))
     try:
         await wait_for_status(run, lambda status: status.playing == 2 and status.runners[0].node)
-        async with asyncio.timeout(60):
-            log = run / "runners" / "1.log"
-            while not log.exists() or "playing 1-" not in log.read_text():  # noqa: ASYNC110  a file
-                await asyncio.sleep(0.2)
+        log = run / "runners" / "1.log"
+        await until(lambda: log.exists() and "playing 1-" in log.read_text())
         assert not going.done()
         import ray
         from ray.experimental.internal_kv import _internal_kv_put

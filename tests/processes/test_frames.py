@@ -80,7 +80,7 @@ async def test_errors_cross_with_their_class(raised: Exception, kind: type[Excep
     async def answer(method: str, parameters: dict[str, Any], note: Notify) -> Any:
         raise raised
 
-    async with link_runner(answer) as link:
+    async with link_runner(answer) as (link, _):
         with pytest.raises(kind) as caught:
             await link.ask("anything", {})
     assert type(caught.value) is kind
@@ -89,15 +89,15 @@ async def test_errors_cross_with_their_class(raised: Exception, kind: type[Excep
 
 
 @asynccontextmanager
-async def link_runner(answer: Any) -> AsyncIterator[RunnerLink]:
-    """A link to an end that answers."""
+async def link_runner(answer: Any) -> AsyncIterator[tuple[RunnerLink, RunnerLink]]:
+    """Both ends of a link, of which the second answers."""
 
     async def nothing(method: str, parameters: dict[str, Any], note: Notify) -> None: ...
 
     async with connect() as (here, there):
         link, other = RunnerLink(here, nothing), RunnerLink(there, answer)
         serving = [asyncio.ensure_future(each.serve()) for each in (link, other)]
-        yield link
+        yield link, other
         await link.close()
         await asyncio.gather(*serving)
 
@@ -109,17 +109,13 @@ async def test_a_waiting_call_is_told_that_the_other_end_is_gone():
         begun.set()
         await asyncio.sleep(600)
 
-    async with connect() as (here, there):
-        link, other = RunnerLink(here, answer), RunnerLink(there, answer)
-        serving = [asyncio.ensure_future(each.serve()) for each in (link, other)]
+    async with link_runner(answer) as (link, other):
         asking = asyncio.ensure_future(link.ask("anything", {}))
         await begun.wait()
         await other.close()
-        with pytest.raises(Disconnected):
-            await asking
-        await asyncio.gather(*serving)
-        with pytest.raises(Disconnected):
-            await link.ask("anything", {})
+        for asked in (asking, link.ask("anything", {})):
+            with pytest.raises(Disconnected):
+                await asked
 
 
 def test_a_config_arrives_as_it_was():

@@ -18,7 +18,7 @@ from etude.processes import pool
 from etude.wire.retries import note_retries
 from tests.forked import Forked
 from tests.processes.playing import config_with, evaluate, examples, fork_runners, open_run, read_run
-from tests.support import EchoEngine, ScriptedEngine, is_alive
+from tests.support import EchoEngine, ScriptedEngine, is_alive, until, wait_until
 
 
 def sampled_keys(log: Path) -> list[str]:
@@ -82,8 +82,7 @@ async def test_runners_that_others_kill_are_replaced(tmp_path: Path, monkeypatch
     engine = EchoEngine(log=tmp_path / "sampled")
     config = config_with(isolation="process", runners=2, max_concurrency=2)
     run = asyncio.ensure_future(evaluate(tmp_path / "run", config, engine, examples("wait", "wait", "")))
-    while len(list(pids.iterdir())) < 2:  # noqa: ASYNC110  other processes make the files
-        await asyncio.sleep(0.05)
+    await until(lambda: len(list(pids.iterdir())) == 2)
     for pid in pids.iterdir():
         os.kill(int(pid.name), signal.SIGKILL)
     (pids / "go").touch()
@@ -104,17 +103,12 @@ def test_no_runner_outlives_a_killed_head(tmp_path: Path):
     )
     environment = {**os.environ, "FRAGILE_PIDS": str(pids)}
     head = Forked(["-c", program], Path(__file__).parents[2], environment, program="python")
-    while len(list(pids.iterdir())) < 2:
-        assert head.poll() is None
-        time.sleep(0.05)
+    wait_until(lambda: len(list(pids.iterdir())) == 2)
     runners = [int(each.name) for each in pids.iterdir()]
     assert all(map(is_alive, runners))
     head.kill()
     head.communicate()
-    deadline = time.monotonic() + 60
-    while any(map(is_alive, runners)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(is_alive, runners))
+    wait_until(lambda: not any(map(is_alive, runners)))
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from etude.store.status import STATUS, RunStatus, SeenStatus, run_status
 from tests.cli.projects import etude, succeed
 from tests.forked import Forked
 from tests.processes.playing import config_with, evaluate, examples
-from tests.support import EchoEngine, one_quick
+from tests.support import EchoEngine, one_quick, until, wait_until
 
 
 class Held(EchoEngine):
@@ -40,12 +40,9 @@ class Held(EchoEngine):
 async def wait_for_status(run: Path, is_wanted: Any) -> RunStatus:
     """The first status that is as wanted."""
     async with asyncio.timeout(60):
-        while True:
-            if (run / STATUS).exists():
-                status = run_status(run).status
-                if status is not None and is_wanted(status):
-                    return status
+        while (status := run_status(run).status) is None or not is_wanted(status):  # noqa: ASYNC110
             await asyncio.sleep(0.1)
+        return status
 
 
 @pytest.mark.parametrize("isolation", one_quick("none", "process"))
@@ -86,11 +83,7 @@ def test_another_terminal_sees_a_run_and_its_death(tmp_path: Path):
     run = tmp_path / "run"
     head = Forked(["-c", PROGRAM, str(run)], Path(__file__).parents[2], dict(os.environ), program="python")
     try:
-        deadline = time.monotonic() + 60
-        while not (run / STATUS).exists() or run_status(run).status.models[0].waiting < 3:  # type: ignore[union-attr]
-            assert head.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: (seen := run_status(run).status) is not None and seen.models[0].waiting == 3)
         shown = succeed("cluster", "status", "run", "--output-dir", tmp_path)
         assert f"process {head.pid} on " in shown.stdout
         assert "0 finished, 3 playing" in shown.stdout
@@ -110,10 +103,6 @@ def test_another_terminal_sees_a_run_and_its_death(tmp_path: Path):
     assert (data["state"], data["pid"], data["status"]["pid"]) == ("lost", None, head.pid)
 
 
-PATIENCE = 60.0
-"""Seconds that a test waits for what has to come."""
-
-
 class Messages(Progress):
     """Keeps what a person is told."""
 
@@ -125,12 +114,8 @@ class Messages(Progress):
 
     async def one_with(self, words: str, number: int = 1) -> str:
         """The first message that has these words, or a later one."""
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                texts = [text for text in self.texts if words in text]
-                if len(texts) >= number:
-                    return texts[number - 1]
-                await asyncio.sleep(0.01)
+        await until(lambda: sum(words in text for text in self.texts) >= number)
+        return [text for text in self.texts if words in text][number - 1]
 
 
 @asynccontextmanager
@@ -170,7 +155,7 @@ async def test_a_run_in_which_nothing_moves_ends_and_says_why(tmp_path: Path):
     messages = Messages()
     with pytest.raises(StalledError, match=r"^nothing has moved .*`stall.end_after`"):
         async with watch_run(tmp_path, messages, episode=0.2, say_after=0.2, end_after=0.5):
-            await asyncio.sleep(PATIENCE)
+            await asyncio.sleep(60)
     assert messages.texts[-1].startswith("nothing has moved ")
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import os
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from etude.protocols.sandbox import Limits, Returned, SandboxResult, call_function, run_program
 from tests.forked import Forked
-from tests.support import is_alive
+from tests.support import is_alive, wait_until
 
 LIMITS = Limits(wall_seconds=60.0)
 
@@ -290,15 +289,11 @@ def test_a_program_dies_with_its_parent():
     )
     parent = Forked(["-c", script], Path.cwd(), dict(os.environ), program="python")
     try:
-        while not (found := children(parent.pid)):
-            time.sleep(0.01)
+        found = wait_until(lambda: children(parent.pid))
     finally:
         parent.kill()
         parent.communicate()
-    deadline = time.monotonic() + 60
-    while any(is_alive(int(child)) for child in found) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not any(is_alive(int(child)) for child in found)
+    wait_until(lambda: not any(is_alive(int(child)) for child in found))
 
 
 def test_whatever_is_stopped_while_it_starts_ends():

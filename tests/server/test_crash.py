@@ -17,7 +17,7 @@ from etude.store.run_folder import lock_holder
 from tests.forked import Forked, address
 from tests.server.data import ASK, FINAL, create, messages, supervised_rows, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
-from tests.support import is_alive
+from tests.support import is_alive, wait_until
 from tests.vllm import REAL, STAND_IN, commands, list_vllms
 
 LONG = {"n_epochs": 8, "batch_size": 1, "learning_rate": 0.001, "lora_rank": 4}
@@ -32,12 +32,8 @@ def server(model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
 
 def find_worker(server: ServerProcess, job: str) -> int:
     """The process that trains a job."""
-    for _ in range(2400):  # It loads torch first, which takes long where others have the cores.
-        pid = lock_holder(server.data_dir / "jobs" / job / "lock")
-        if pid:
-            return pid
-        time.sleep(0.05)
-    raise AssertionError("no worker")
+    # It loads torch first, which takes long where others have the cores.
+    return wait_until(lambda: lock_holder(server.data_dir / "jobs" / job / "lock"), 120)
 
 
 def check_whole(client: openai.OpenAI, job: str) -> None:
@@ -67,14 +63,14 @@ def test_the_worker_of_a_server_that_ends_makes_way_and_the_next_server_goes_on(
     wait_for_step(client, job, 3)
     worker = find_worker(server, job)
     end(server)
-    while is_alive(worker):
-        time.sleep(0.05)
+    wait_until(lambda: not is_alive(worker))
     server.start()
     client = server.client()
     check_whole(client, job)
     assert end is ServerProcess.stop or any("server was stopped" in text for text in messages(client, job))
     assert wait(client, waiting).status == "succeeded"
-    until(lambda: not [*(server.data_dir / "jobs" / job).glob("step-*")])  # Nobody needs its checkpoints.
+    # Nobody needs its checkpoints.
+    wait_until(lambda: not [*(server.data_dir / "jobs" / job).glob("step-*")])
 
 
 @pytest.mark.slow
@@ -86,8 +82,7 @@ def test_a_job_can_be_cancelled_at_any_time(server: ServerProcess) -> None:
     wait_for_step(client, running, 2)
     worker = find_worker(server, running)
     assert client.fine_tuning.jobs.cancel(running).status == "cancelled"
-    while is_alive(worker):
-        time.sleep(0.05)
+    wait_until(lambda: not is_alive(worker))
     assert client.fine_tuning.jobs.retrieve(running).status == "cancelled"
     assert "Fine-tuning job cancelled" in messages(client, running)
     with pytest.raises(openai.BadRequestError) as caught:
@@ -139,13 +134,6 @@ def with_mark(mark: str, *, but: int) -> set[int]:
     return found - {but, os.getpid()}
 
 
-def until(holds, seconds: float = 90) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it never came to that"
-        time.sleep(0.002)
-
-
 @pytest.mark.parametrize(
     "later", [0.0, *(pytest.param(later, marks=pytest.mark.slow) for later in (0.02, 0.5))]
 )
@@ -155,12 +143,12 @@ def test_vllm_ends_with_a_server_that_is_killed_while_it_starts(
     command = ["serve", str(wide), "--port", "0", "--data-dir", str(tmp_path), "--engine", "vllm"]
     options = ["--vllm-command", shlex.join(STAND_IN), "--vllm-arg=--slow", "--device", "cpu"]
     server = Forked([*command, *options], Path.cwd(), dict(os.environ), errors=tmp_path / "stderr.log")
-    until(lambda: with_mark(mark, but=server.pid))
+    wait_until(lambda: with_mark(mark, but=server.pid))
     time.sleep(later)
     server.send_signal(signal.SIGKILL)
     server.wait(timeout=60)
     server.stdout.close()
-    until(lambda: not with_mark(mark, but=server.pid))
+    wait_until(lambda: not with_mark(mark, but=server.pid))
 
 
 @pytest.mark.slow
@@ -171,9 +159,10 @@ def test_a_worker_ends_with_a_server_that_is_killed_while_it_starts(
     server.start()
     client, pid = server.client(), server.pid
     create(client, upload(client, supervised_rows(8)), n_epochs=1000, batch_size=1, lora_rank=4)
-    until(lambda: len(with_mark(mark, but=pid)) > 2)  # The fork server, its worker, and the tracker of both.
+    # The fork server, its worker, and the tracker of both.
+    wait_until(lambda: len(with_mark(mark, but=pid)) > 2)
     server.kill()
-    until(lambda: not with_mark(mark, but=pid))
+    wait_until(lambda: not with_mark(mark, but=pid))
 
 
 LOADING = """

@@ -20,7 +20,7 @@ from etude.server.settings import server_settings, training_processes
 from tests.server.data import create, messages, supervised_rows, upload, wait, wait_for_step
 from tests.server.process import ServerProcess
 from tests.server.test_crash import LONG, check_whole, find_worker
-from tests.support import is_alive
+from tests.support import is_alive, wait_until
 
 ASK = [{"role": "user", "content": "?"}]
 ASKS = {"metadata": {"etude_free_engine": "true"}}
@@ -125,10 +125,7 @@ def test_the_next_job_is_forked_from_the_process_that_is_ready(model: Path, tmp_
         assert wait(client, job).status == "succeeded"
         train_shortly(client)
         last = find_fork_server(server)
-    end = time.monotonic() + 200
-    while is_alive(last.pid):
-        assert time.monotonic() < end, "the fork server goes on"
-        time.sleep(0.05)
+    wait_until(lambda: not is_alive(last.pid), 200)
 
 
 def list_ranks(server: ServerProcess, job: str) -> list[int]:

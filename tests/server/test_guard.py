@@ -1,11 +1,11 @@
 import signal
-import time
 from pathlib import Path
 
 import openai
 import pytest
 
 from tests.server.process import ServerProcess
+from tests.support import wait_until
 
 KEY = "sk-a-long-secret"
 ASK = [{"role": "user", "content": "?"}]
@@ -83,11 +83,7 @@ def test_a_client_that_hangs_up_leaves_no_work_behind(server: ServerProcess) -> 
     next(iter(stream))
     stream.close()
     with server.http() as http:
-        for _ in range(600):
-            if http.get("/engine/status").json()["sequences"] == 0:
-                return
-            time.sleep(0.1)
-    raise AssertionError("the sequences go on")
+        wait_until(lambda: http.get("/engine/status").json()["sequences"] == 0)
 
 
 def test_two_servers_cannot_share_a_folder(server: ServerProcess, model: Path) -> None:

@@ -22,6 +22,7 @@ from tests.cli.projects import etude
 from tests.forked import Forked
 from tests.server.data import ASK, YES, create, supervised_rows, upload, wait
 from tests.server.process import ServerProcess
+from tests.support import wait_until
 from tests.vllm import STAND_IN, commands, list_vllms
 
 
@@ -51,9 +52,7 @@ def test_vllm_answers_with_what_jobs_trained_and_comes_back_from_a_crash(
                 lora = job.fine_tuned_model
         os.kill(list_vllms(server.pid)[0], signal.SIGKILL)
         with server.http(timeout=300) as http:
-            deadline = time.monotonic() + 60
-            while http.get("/engine/status").json()["restarts"] == 0:
-                assert time.monotonic() < deadline
+            wait_until(lambda: http.get("/engine/status").json()["restarts"])
             assert ask(lora) == YES["content"], "it waited for the restart"
             assert http.post("/engine/stop").json()["process"] == "stopped"
             assert http.post("/engine/start").json()["process"] == "running"

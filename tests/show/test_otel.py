@@ -2,7 +2,6 @@
 
 import json
 import sqlite3
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from tests.cli.projects import change, etude, process, succeed
 from tests.json_server import JsonServer
+from tests.support import wait_until
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 
@@ -58,14 +58,10 @@ class Receiver(JsonServer):
                 self.spans.extend(scope.spans)
         return 200, {}
 
-    def wait_for(self, prefix: str) -> None:
-        """Until there is the span of an episode whose id starts so."""
-        until = time.monotonic() + 60
-        while not any(
-            attributes(span)["gen_ai.conversation.id"].startswith(prefix) for span in self.episodes()
-        ):
-            assert time.monotonic() < until, f"no span of an episode {prefix}…"
-            time.sleep(0.05)
+    def has_episode(self, prefix: str) -> bool:
+        """Whether there is the span of an episode whose id starts so."""
+        ids = (attributes(span)["gen_ai.conversation.id"] for span in self.episodes())
+        return any(id.startswith(prefix) for id in ids)
 
     def episodes(self) -> list[Any]:
         return self.find("invoke_agent")
@@ -114,7 +110,7 @@ def test_spans_have_their_times_and_parents_and_no_content(project, receiver, mo
 def test_what_is_sent_again_after_a_kill_is_the_same_span(project, receiver):
     change(project / "config.yml", report="otel", finetuning__num_epochs=2)
     training = process("train", "config.yml", "--name", "one", folder=project)
-    receiver.wait_for("train/1/")
+    wait_until(lambda: receiver.has_episode("train/1/"))
     training.kill()
     training.wait()
     # Killed before the journal had it that the spans of the epoch were sent.

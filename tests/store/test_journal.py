@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from etude.core.errors import StoreError
 from etude.store.database import Writer
 from etude.store.journal import Journal
-from tests.support import draws
+from tests.support import draws, until
 
 keys = st.text(alphabet=st.characters(exclude_categories=["Cs", "Cn"]), min_size=1, max_size=12)
 values = st.recursive(
@@ -202,9 +202,7 @@ async def test_what_is_stored_soon_needs_nothing_to_come_next(journal: Journal, 
         await asyncio.to_thread(journal.put_soon, "sum", {"number": 1})
     else:
         journal.put_soon("sum", {"number": 1})
-    async with asyncio.timeout(60):
-        while journal.writer.waiting or journal.get("sum") is None:  # noqa: ASYNC110  it is another thread's
-            await asyncio.sleep(0.001)
+    await until(lambda: not journal.writer.waiting and journal.get("sum") is not None)
     assert journal.get("sum") == {"number": 1} and not journal.writer.committed, "what it sums up counts"
 
 

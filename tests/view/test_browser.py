@@ -2,7 +2,6 @@
 
 import shutil
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import uvicorn
 
 from etude.view.app import create_view
 from etude.wire.http_server import listen, server_config
+from tests.support import wait_until
 from tests.view.conftest import KEY
 
 webdriver = pytest.importorskip("selenium.webdriver", reason="selenium is not installed")
@@ -68,15 +68,6 @@ def browser(address):
     browser.quit()
 
 
-def until(condition):
-    """Wait for a condition that comes true sooner or later."""
-    deadline = time.monotonic() + SECONDS
-    while not (value := condition()):
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.02)
-    return value
-
-
 def press(browser, keys):
     browser.find_element("tag name", "body").send_keys(keys)
 
@@ -124,7 +115,7 @@ def test_charts_are_drawn(browser, address):
     look(browser)
     browser.get(f"{address}/runs/first")
     figures = browser.find_elements("css selector", "figure[data-chart]")
-    until(lambda: len(browser.find_elements("css selector", "figure canvas")) == len(figures) > 3)
+    wait_until(lambda: len(browser.find_elements("css selector", "figure canvas")) == len(figures) > 3)
 
 
 @pytest.mark.slow
@@ -135,14 +126,14 @@ def test_the_keyboard_goes_everywhere(browser, address):
     assert browser.switch_to.active_element.text == browser.find_element("css selector", "[data-row]").text
     browser.get(f"{address}/runs/first")
     press(browser, "ge")
-    until(lambda: browser.current_url.endswith("/runs/first/phases"))
+    wait_until(lambda: browser.current_url.endswith("/runs/first/phases"))
     press(browser, "/")
     assert browser.switch_to.active_element.get_attribute("name") == "q"
     browser.switch_to.active_element.send_keys("apples\n")
-    until(lambda: "q=apples" in browser.current_url)
+    wait_until(lambda: "q=apples" in browser.current_url)
     assert browser.find_element("css selector", "[data-row]").text == "train/1/b/0"
     press(browser, "u")
-    until(lambda: browser.current_url.endswith("/phases"))
+    wait_until(lambda: browser.current_url.endswith("/phases"))
     press(browser, "?")
     assert browser.find_element("css selector", "dialog[open] h2").text == "Keys"
 
@@ -152,7 +143,7 @@ def test_tokens_tell_their_numbers_and_have_addresses(browser, address):
     look(browser)
     browser.get(f"{address}/runs/first/tokens/train/1/a/1#t4")
     told = browser.find_element("css selector", ".told")
-    until(lambda: "place" in told.text)
+    wait_until(lambda: "place" in told.text)
     said = " ".join(told.text.split())
     assert "place 4" in said and "probability 0.4966" in said and "call 0, v0" in said
     assert browser.find_elements("css selector", ".tokens i.warm2")
@@ -180,6 +171,6 @@ def test_the_tree_of_a_play_shows_who_said_what_and_what_it_was_worth(browser, a
     call = browser.find_element("css selector", "#call-0")
     assert not call.is_displayed()
     answers[0].find_element("css selector", "a[href='#call-0']").click()
-    until(call.is_displayed)
+    wait_until(call.is_displayed)
     answers[0].find_element("link text", "tokens").click()
-    until(lambda: browser.current_url.endswith("/runs/played/tokens/train/1/e/0?call=0"))
+    wait_until(lambda: browser.current_url.endswith("/runs/played/tokens/train/1/e/0?call=0"))

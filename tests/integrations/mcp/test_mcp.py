@@ -161,7 +161,7 @@ async def test_a_server_over_http_has_the_headers_and_may_be_gone(journal: Journ
         port = free.getsockname()[1]
     process = Forked([CALCULATOR, str(port)], HERE, dict(os.environ), program="python")
     try:
-        await _listening(port)
+        await until(lambda: is_listening(port))
         keys = {"url": f"http://127.0.0.1:{port}/mcp", "headers": {"X-Key": "sesame"}, "scope": "shared"}
         calls = [to_call("meet", count=4), to_call("meet", count=8), to_call("add", left=1, right=1)]
         records = await play(journal, calling(*calls), episodes=4, **keys)
@@ -175,16 +175,9 @@ async def test_a_server_over_http_has_the_headers_and_may_be_gone(journal: Journ
     assert "sesame" not in record.failure.reason
 
 
-async def _listening(port: int) -> None:
-    for _ in range(600):
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
-            await asyncio.sleep(0.1)
-        else:
-            writer.close()
-            return
-    raise AssertionError(f"nothing listens on {port}")
+def is_listening(port: int) -> bool:
+    with socket.socket() as calling:
+        return calling.connect_ex(("127.0.0.1", port)) == 0
 
 
 async def test_servers_end_with_the_run_though_an_episode_was_stopped(
