@@ -4,6 +4,8 @@ import hashlib
 import html
 import json
 import re
+import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from etude.core.episode import Failure
+from etude.core.interfaces import Totals
+from etude.store.status import JournalStatus, ModelStatus, RunnerStatus, RunStatus, Wait
 from etude.view.app import create_view
 from etude.view.episodes import CHUNK
 from etude.view.pages import url
@@ -82,6 +86,25 @@ def test_tool_calls_of_any_kind_are_shown(tmp_path):
     odd = {"role": "assistant", "content": None, "tool_calls": calls}
     store_run(tmp_path, episodes=[Told("train/1/a/0", (odd,))])
     assert 'add ({ "a": 1 })' in words(get(opened_at(tmp_path), "/runs/r/episodes/train/1/a/0"))
+
+
+def test_the_page_of_now_shows_what_a_killed_run_did_last(tmp_path):
+    path, now = store_run(tmp_path, epochs=[epoch_entry(1)]), time.time()
+    parts = {
+        "models": [ModelStatus(name="policy", version=1, waiting=2, oldest=3.0)],
+        "runners": [RunnerStatus(number=4, node="node-7", state="ready", seconds=1.0, episodes=5)],
+        "journal": JournalStatus(committed=6, waiting=0),
+        "waits": [Wait(what="2 answers of model 'policy'", seconds=3.0)],
+    }
+    phase = {"phase": "collecting", "phase_seconds": 1.0, "epoch": 2, "num_epochs": 3}
+    counts = {"expected": 8, "finished": 3, "playing": 5, "waiting": 0, "totals": Totals()}
+    host = socket.gethostname()
+    status = RunStatus(run="r", pid=1, host=host, at=now, since=now - 60, **phase, **counts, **parts)
+    (path / "status.json").write_text(status.model_dump_json())
+    text = words(get(opened_at(tmp_path), "/runs/r/now"))
+    for part in ("collecting, epoch 2 of 3", "6 entries written", "2 answers of model 'policy', 3.0 s",
+                 "policy v1 2 3.0 s", "4 node-7 ready 5", "its process was killed"):  # fmt: skip
+        assert part in text
 
 
 def test_a_status_that_another_version_has_left_hides_no_run(tmp_path):
