@@ -286,9 +286,6 @@ class RunnerSlots:
         self._changed: asyncio.Future[None] | None = None
         """Done whenever a place may have room. It has the error of a runner that fails to start."""
 
-    def __len__(self) -> int:
-        return len(self._all)
-
     def __iter__(self) -> Iterator[RunnerSlot]:
         return iter(self._all)
 

@@ -75,7 +75,7 @@ class RunnerPool:
         allow_open_files()
         host = self.launcher.address or "127.0.0.1"
         # All runners may connect at the same moment.
-        server = await asyncio.start_server(self._accept, host, 0, backlog=100 + len(self.places))
+        server = await asyncio.start_server(self._accept, host, 0, backlog=100 + self.runners)
         self._address = f"{host}:{server.sockets[0].getsockname()[1]}"
         self._exits.callback(server.close)
         return self

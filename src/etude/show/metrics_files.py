@@ -61,12 +61,11 @@ def write_metrics(
 
 
 def _write_list(file: Path, entries: Iterable[Entry], *more: str) -> None:
-    write_atomically(file, f"{_json([_rewards(entry, more) for entry in entries], indent=2)}\n")
-
-
-def _rewards(entry: Entry, more: Iterable[str]) -> dict[str, Any]:
-    metrics = {key: entry.metrics.get(key) for key in (*_REWARDS, *more)}
-    return {"epoch": entry.epoch, "timestamp": entry.timestamp, **metrics, **_alarms(entry)}
+    rows = []
+    for entry in entries:
+        metrics = {key: entry.metrics.get(key) for key in (*_REWARDS, *more)}
+        rows.append({"epoch": entry.epoch, "timestamp": entry.timestamp, **metrics, **_alarms(entry)})
+    write_atomically(file, f"{_json(rows, indent=2)}\n")
 
 
 def _alarms(entry: Entry) -> dict[str, Any]:

@@ -217,10 +217,8 @@ class TrackerReader:
         self.title = f"{config.type_name} ({to})" if to else config.type_name
         self.error = ""
         """The error of the last attempt to send; empty if it succeeded."""
-        self._over = threading.Event()
-        """Set when the thread has ended, after `close`."""
-        self.thread: threading.Thread | None = None
-        """The thread, if there was anything to send yet."""
+        self.thread = threading.Thread(target=self._work, name=f"etude-{self.title}", daemon=True)
+        """It has an `ident` once there was anything to send. It ends after `close`."""
         self._is_abandoned = False
         """Whether to end without waiting for the tracker."""
         self._key = f"report/{config.type_name}-{content_hash(to)[:8]}"
@@ -233,8 +231,7 @@ class TrackerReader:
 
     def wake(self) -> None:
         """Look for new records. The first call starts the thread."""
-        if self.thread is None:
-            self.thread = threading.Thread(target=self._work, name=f"etude-{self.title}", daemon=True)
+        if self.thread.ident is None:
             self.thread.start()
         self._wake.set()
 
@@ -243,7 +240,7 @@ class TrackerReader:
         self._state = state
         self.wake()
         seconds = min(PATIENCE, _SECONDS_AFTER_STOP) if state == "stopped" else PATIENCE
-        await asyncio.to_thread(self._over.wait, seconds)
+        await asyncio.to_thread(self.thread.join, seconds)
         self._is_abandoned = True
         self._wake.set()
         with RunFolder.read(self._folder.path) as run:
@@ -279,7 +276,6 @@ class TrackerReader:
                 self._say_once(told, warning=True)
                 if isinstance(error, RequestError):
                     break  # Another try would fail in the same way.
-        self._over.set()
 
     def _serve(self) -> None:
         with RunFolder.read(self._folder.path) as run:
@@ -357,7 +353,7 @@ class Reporting:
         is_stop = not isinstance(error, Exception) or isinstance(error, BudgetReached)
         state: State = "finished" if error is None else "stopped" if is_stop else "failed"
         # A run that failed before anything was journalled has nothing to show.
-        readers = [reader for reader in self._readers if error is None or reader.thread is not None]
+        readers = [reader for reader in self._readers if error is None or reader.thread.ident is not None]
         try:
             await asyncio.gather(*(reader.close(state) for reader in readers))
         finally:
