@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from etude.protocols.sandbox import Limits, Returned, SandboxResult, call_function, run_program
 from tests.forked import Forked
-from tests.support import is_alive, wait_until
+from tests.support import is_alive, until, wait_until
 
 LIMITS = Limits(wall_seconds=60.0)
 
@@ -274,8 +275,7 @@ def f(): return 1
 async def test_a_cancelled_run_leaves_no_process():
     others = children()
     task = asyncio.ensure_future(run("import time; time.sleep(1000)", limits=Limits(wall_seconds=60)))
-    while children() == others:  # noqa: ASYNC110 - there is nobody to tell
-        await asyncio.sleep(0.01)
+    await until(lambda: children() != others)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -293,7 +293,7 @@ def test_a_program_dies_with_its_parent():
     finally:
         parent.kill()
         parent.communicate()
-    wait_until(lambda: not any(is_alive(int(child)) for child in found))
+    wait_until(lambda: not any(is_alive(child) for child in found))
 
 
 def test_whatever_is_stopped_while_it_starts_ends():
@@ -343,17 +343,6 @@ def names_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def children(parent: int | None = None) -> list[str]:
-    """The processes that one has started, this one by default; on Linux."""
-    wanted = os.getpid() if parent is None else parent
-    processes = (path.name for path in Path("/proc").glob("[0-9]*"))
-    return sorted(process for process in processes if read_stat(process)[:2] == ("run", wanted))
-
-
-def read_stat(process: str) -> tuple[str, int]:
-    """Whether a process runs, and its parent."""
-    try:
-        fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return "gone", 0
-    return "gone" if fields[0] in "ZX" else "run", int(fields[1])
+def children(parent: int | None = None) -> set[int]:
+    """The processes that one has started, this one by default."""
+    return {child.pid for child in psutil.Process(parent).children() if is_alive(child.pid)}

@@ -35,13 +35,6 @@ def server(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         yield running
 
 
-@pytest.fixture
-def own_server(model: Path, tmp_path: Path) -> Iterator[ServerProcess]:
-    """A server of the test's own, to kill."""
-    with ServerProcess(model, tmp_path, "--checkpoint-steps", "5") as running:
-        yield running
-
-
 @pytest.fixture(scope="module")
 def client(server: ServerProcess) -> openai.OpenAI:
     return server.client()

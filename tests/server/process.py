@@ -50,10 +50,6 @@ class ServerProcess:
         return self.data_dir / "stderr.log"
 
     @property
-    def is_running(self) -> bool:
-        return self._process is not None
-
-    @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import openai
+import psutil
 import pytest
 
 from etude.store.run_folder import lock_holder
@@ -123,15 +124,9 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> str:
 
 def with_mark(mark: str, *, but: int) -> set[int]:
     """The processes with the mark."""
-    found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            environment, state = (folder / "environ").read_bytes(), (folder / "stat").read_text()
-        except OSError:
-            continue
-        if f"{MARK}={mark}".encode() in environment and state.rpartition(")")[2].split()[0] != "Z":
-            found.add(int(folder.name))
-    return found - {but, os.getpid()}
+    processes = psutil.process_iter(["environ"])
+    found = {each.pid for each in processes if (each.info["environ"] or {}).get(MARK) == mark}
+    return set(filter(is_alive, found)) - {but, os.getpid()}
 
 
 @pytest.mark.parametrize(

@@ -37,10 +37,6 @@ def test_all_evaluators_are_there_where_there_are_several():
     assert "right" not in figures(alone), "it is the reward"
 
 
-def lines(path):
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
 def test_reward_and_validation_history_have_the_fields_of_the_reference(tmp_path):
     rewards: dict[str, object] = {"min_reward": 0.0, "max_reward": 1.0, "reward_low": 0.4, "reward_high": 0.6}
     rewards["num_scored"] = 9
