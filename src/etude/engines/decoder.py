@@ -265,7 +265,8 @@ class RaggedDecoder(SlotDecoder):
         for row in waiting:
             if left > 0:
                 chosen.append(row)
-                counts.append(min(row.pending, CHUNK, left))
+                # Rows that differ in no token read the last one together.
+                counts.append(min(row.pending - self._table.leads(row), CHUNK, left))
                 left -= counts[-1]
         return chosen, counts
 

@@ -308,6 +308,10 @@ class SlotTable:
         """Return whether the row must wait, because another row is about to read the same tokens."""
         return row in self._waiting
 
+    def leads(self, row: LiveRow) -> bool:
+        """Return whether others wait until the row has read all tokens but the last, which they all have."""
+        return (row, len(row.ids) - 1) in self._waiting.values()
+
     def copies(self) -> list[Copy]:
         """Return the copies to make now, before any slot is written to; their tokens count as read."""
         ready, self._copies = self._copies, []
