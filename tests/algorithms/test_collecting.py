@@ -186,9 +186,7 @@ def easy(names):
 
 
 def use(run, limit):
-    algorithm = Grpo(
-        num_generations=4, examples_per_epoch=3, replace_flat_groups=limit, drop_flat_groups=False
-    )
+    algorithm = Grpo(num_generations=4, examples_per_epoch=3, replace_flat_groups=limit, entropy_bonus=0.1)
     run.builder = CollectingBuilder(algorithm)
     return run
 

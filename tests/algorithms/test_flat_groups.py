@@ -82,6 +82,7 @@ def test_a_flat_group_counts_in_the_mean_over_tokens():
     flat_ones = [each.samples for each in made[:1]]
     assert algorithm.reason_to_skip(flat_ones) is None and algorithm.reason_to_skip(flat_ones, at_base=True)
     assert Grpo(beta=0.1, entropy_bonus=0.1).reason_to_skip(flat_ones, at_base=True) is None
+    assert Grpo(drop_flat_groups=False).reason_to_skip(flat_ones)
     masked = [[sample.scale_weights([0.0]) for sample in each.samples] for each in made]
     assert "`cut_off` masks them" in algorithm.reason_to_skip(masked).reason
 

@@ -127,9 +127,8 @@ class Grpo(Algorithm, name="grpo"):
         return made
 
     def teaches(self, groups: Sequence[Sequence[Sample]]) -> bool:
-        """Return whether any sample of a job has an advantage, or flat groups are explicitly kept."""
-        keeps = "drop_flat_groups" in self.model_fields_set and not self.drop_flat_groups
-        return keeps or self.entropy_bonus > 0 or super().teaches(groups)
+        """Return whether any sample of a job has an advantage, or an entropy bonus teaches it."""
+        return self.entropy_bonus > 0 or super().teaches(groups)
 
     @property
     def skips_idle(self) -> bool:
