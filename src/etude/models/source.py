@@ -1,7 +1,6 @@
 """The source of a model (a folder, a GGUF file, or a name on the hub) and a run's record of its files."""
 
 import asyncio
-import hashlib
 import os
 import re
 from contextlib import suppress
@@ -9,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from etude.core.errors import RequestError, first_line, nearest
-from etude.store.files import TO_EXPORT, WEIGHTS_FILE
+from etude.store.files import TO_EXPORT, WEIGHTS_FILE, file_digest
 from etude.store.journal import Journal
 from etude.store.run_folder import BASE_STEPS
 
@@ -179,9 +178,7 @@ def _file_digests(source: str) -> dict[str, Any]:
     for path in files:
         if path.suffix in _SUFFIXES and path.is_file():
             # Large files in the hub's cache have their SHA-256 as name.
-            digests[path.name] = path.resolve().name
-            if not _SHA256.fullmatch(digests[path.name]):
-                with path.open("rb") as file:
-                    digests[path.name] = hashlib.file_digest(file, "sha256").hexdigest()
+            name = path.resolve().name
+            digests[path.name] = name if _SHA256.fullmatch(name) else file_digest(path)
     commit = place.name if place is not None and _COMMIT.fullmatch(place.name) else None
     return {"source": source, "commit": commit, "files": digests}

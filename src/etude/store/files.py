@@ -206,7 +206,7 @@ class DamagedError(StoreError):
 
 def note_sum(path: Path) -> None:
     """Add a new file's SHA-256 to the sums of its folder, which threads may share. Raises OSError."""
-    digest, sums = _digest(path), path.with_name(SUMS)
+    digest, sums = file_digest(path), path.with_name(SUMS)
     with _noting:
         known = _parse_digests(sums.read_text(encoding="utf-8")) if sums.exists() else {}
         sums.write_text(_format_digests({**known, path.name: digest}), encoding="utf-8")
@@ -253,7 +253,7 @@ def _read_digests(folder: Path) -> dict[str, str]:
 
 def _damage(path: Path, expected: str | None) -> str | None:
     try:
-        digest, size = _digest(path), path.stat().st_size
+        digest, size = file_digest(path), path.stat().st_size
     except FileNotFoundError:
         return f"{_short_path(path)} is missing"
     except OSError as error:
@@ -269,7 +269,8 @@ def _short_path(path: Path) -> str:
     return f"{path.parent.name}/{path.name}"
 
 
-def _digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file in hexadecimal digits. Raises OSError."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -307,10 +307,9 @@ class RecordingTransport(httpx.AsyncBaseTransport, httpx.BaseTransport):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Answer an httpx request of a client without asyncio."""
-        response: Response = self._run(self._respond(request, request.read()))
+        response = self._run(self._respond(request, request.read()))
         if isinstance(response, StreamingResponse):
-            content = self._pieces(aiter(response.body_iterator))
-            return httpx.Response(response.status_code, headers=response.raw_headers, content=content)
+            response.body_iterator = self._pieces(aiter(response.body_iterator))  # type: ignore[assignment]
         return as_httpx(response)
 
     async def _respond(self, request: httpx.Request, body: bytes) -> Response:
