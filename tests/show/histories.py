@@ -9,7 +9,7 @@ NOW = "2026-01-02T03:04:05+00:00"
 
 
 def version(number: int) -> ModelVersion:
-    return ModelVersion(number=number, location=f"checkpoints/{number}", digest=f"digest-{number}")
+    return ModelVersion(number=number, location=f"checkpoints/v{number}", digest=f"digest-{number}")
 
 
 def epoch(number: int, reward: float | None, *, skipped: str | None = None, **metrics: object) -> EpochEntry:

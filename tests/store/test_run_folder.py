@@ -8,17 +8,18 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import starmap
 from pathlib import Path
 
 import pytest
 import yaml
 
 from etude.core.errors import RequestError, StoreError
-from etude.core.history import EpochEntry, ValidationEntry
 from etude.core.job import ModelVersion
 from etude.store.facts import choose_version, find_run, list_runs, read_facts, run_version, stored_at
 from etude.store.run_folder import RunFolder, git_state, new_run_name
 from etude.store.stored_config import stored_data
+from tests.show.histories import epoch, validation
 from tests.view.stored import store_run
 
 HOLD = """
@@ -165,22 +166,10 @@ async def test_runs_are_listed_the_last_changed_first(tmp_path: Path) -> None:
     assert [read_facts(run).in_use_by for run in list_runs(tmp_path)] == [None, None]
 
 
-def version(run: Path, number: int) -> ModelVersion:
-    return ModelVersion(number=number, location=str(run / "checkpoints" / f"v{number}"), digest=f"d{number}")
-
-
 def make_run(root: Path, rewards: Mapping[int, float], trained: Sequence[int]) -> Path:
     """A run that trained some versions, with the rewards of its validations by version."""
-    epochs = [
-        EpochEntry(epoch=number, timestamp="", version=version(root / "r", number)) for number in trained
-    ]
-    validations = [
-        ValidationEntry(
-            epoch=number, timestamp="", metrics={"avg_reward": reward}, version=version(root / "r", number)
-        )
-        for number, reward in rewards.items()
-    ]
-    return store_run(root, "r", epochs=epochs, validations=validations)
+    epochs = [epoch(number - 1, None) for number in trained]
+    return store_run(root, "r", epochs=epochs, validations=[*starmap(validation, rewards.items())])
 
 
 @pytest.fixture

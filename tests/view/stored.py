@@ -12,11 +12,11 @@ from typing import Any
 from etude.core.call import Call, ChatRequest, Completion, Usage
 from etude.core.episode import EpisodeRecord, Event, Example, Failure
 from etude.core.history import EpochEntry, ValidationEntry
-from etude.core.job import ModelVersion
 from etude.core.message import Message
 from etude.store.episodes import write_episode
 from etude.store.journal import ModelLog
 from etude.store.run_folder import RunFolder
+from tests.show.histories import epoch
 
 CONFIG_YAML = """\
 llms: {policy: {_type: local, model: none/such}}
@@ -30,7 +30,6 @@ finetuning:
   trainer_adapter: adapter
   reward_function: {name: correct}
 """
-STAMP = "2026-01-02T03:04:05+00:00"
 
 
 @dataclass(frozen=True)
@@ -95,12 +94,11 @@ def make_record(told: Told) -> EpisodeRecord:
     )
 
 
-def epoch_entry(epoch: int, reward: float = 0.5, **metrics: Any) -> EpochEntry:
+def epoch_entry(number: int, reward: float = 0.5, **metrics: Any) -> EpochEntry:
     """A finished epoch."""
-    told = {"avg_reward": reward, "reward_low": reward - 0.1, "reward_high": reward + 0.1, "num_scored": 8}
-    told |= {"episodes": 8, "failures": {}, "training": {"loss": 1.0 / epoch, "sampled_kl": 0.01}}
-    version = ModelVersion(number=epoch, location=f"checkpoints/v{epoch}", digest="0")
-    return EpochEntry(epoch=epoch, timestamp=STAMP, metrics={**told, **metrics}, version=version)
+    told: dict[str, Any] = {"reward_low": reward - 0.1, "reward_high": reward + 0.1, "num_scored": 8}
+    told |= {"episodes": 8, "failures": {}, "training": {"loss": 1.0 / number, "sampled_kl": 0.01}}
+    return epoch(number - 1, reward, **told | metrics)
 
 
 def store_run(
@@ -122,10 +120,8 @@ def store_run(
                     stored = score if isinstance(score, dict) else whole
                     await run.journal.put(f"{told.id}/score/{evaluator}", stored)
             log = ModelLog(run.journal)
-            for epoch in epochs:
-                await log.add(epoch)
-            for validation in validations:
-                await log.add(validation)
+            for entry in (*epochs, *validations):
+                await log.add(entry)
 
     asyncio.run(write())
     return root / name
