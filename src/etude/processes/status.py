@@ -87,13 +87,11 @@ def snapshot(parts: Parts, since: float) -> RunStatus:
         )
         for place in (() if pool is None else pool.places)
     ]
-    models, cluster = _models(parts), parts.cluster
     learners = [
         Team(wanted=team.size, nodes=[child.node for child in team.children.values()], since=team.since)
-        for team in (() if cluster is None else cluster.teams)
+        for team in (() if parts.cluster is None else parts.cluster.teams)
     ]
-    journal = JournalStatus.model_validate(parts.run.journal.writer, from_attributes=True)
-    return RunStatus(
+    status = RunStatus(
         run=parts.run.name,
         pid=os.getpid(),
         host=socket.gethostname(),
@@ -110,10 +108,10 @@ def snapshot(parts: Parts, since: float) -> RunStatus:
         totals=counts.totals.model_copy(),
         runners=runners,
         learners=learners,
-        models=models,
-        journal=journal,
-        waits=_waits(counts, begun, runners, learners, models, journal),
+        models=_models(parts),
+        journal=JournalStatus.model_validate(parts.run.journal.writer, from_attributes=True),
     )
+    return status.model_copy(update={"waits": _waits(status, begun)})
 
 
 def _models(parts: Parts) -> list[ModelStatus]:
@@ -136,42 +134,34 @@ def _models(parts: Parts) -> list[ModelStatus]:
     return models
 
 
-def _waits(
-    counts: ProgressSums,
-    begun: Mapping[str, float],
-    runners: list[RunnerStatus],
-    learners: list[Team],
-    models: list[ModelStatus],
-    journal: JournalStatus,
-) -> list[Wait]:
-    """Return everything that the run waits for now, the longest wait first."""
+def _waits(status: RunStatus, begun: Mapping[str, float]) -> list[Wait]:
+    """Return everything that the run waits for now, the longest wait first. `begun` are its episodes."""
     waits = [
         Wait(
             what=f"runner {each.number} to start" + (f" on {each.node}" if each.node else ": not placed yet"),
             seconds=each.seconds or 0.0,
         )
-        for each in runners
+        for each in status.runners
         if each.state == "starting"
     ]
     waits += [
         Wait(what=f"room for {team.wanted} learners on the cluster", seconds=time.time() - team.since)
-        for team in learners
+        for team in status.learners
         if len(team.nodes) < team.wanted
     ]
-    for model in models:
+    for model in status.models:
         if model.waiting:
             what = f"{_number(model.waiting, 'answer')} of model '{model.name}'"
             waits.append(Wait(what=what, seconds=model.oldest or 0.0))
-    now = time.monotonic()
-    if begun and not any(model.waiting for model in models) and not waits:
+    if begun and not waits:
         what = f"{_number(len(begun), 'episode')} that wait for no model: agents, tools, evaluators"
-        waits.append(Wait(what=what, seconds=now - min(begun.values())))
+        waits.append(Wait(what=what, seconds=time.monotonic() - min(begun.values())))
     # While episodes are collected, they show what the run waits for.
-    if not begun and not waits and counts.phase_name not in ("collecting", "validating", "evaluating"):
-        waits.append(Wait(what=counts.phase_name, seconds=now - counts.phase_started))
-    if journal.waiting:
-        what = f"the disk, for {_number(journal.waiting, 'write')}"
-        waits.append(Wait(what=what, seconds=journal.waiting_seconds))
+    if not begun and not waits and status.phase not in ("collecting", "validating", "evaluating"):
+        waits.append(Wait(what=status.phase, seconds=status.phase_seconds))
+    if status.journal.waiting:
+        what = f"the disk, for {_number(status.journal.waiting, 'write')}"
+        waits.append(Wait(what=what, seconds=status.journal.waiting_seconds))
     return sorted(waits, key=lambda wait: -wait.seconds)
 
 
