@@ -101,8 +101,6 @@ def _facts(facts: RunFacts) -> list[tuple[str, str]]:
 
 
 Value: TypeAlias = float | None
-Bounds: TypeAlias = tuple[Value, Value, Value]
-"""A number and its interval; each may be unknown."""
 Source: TypeAlias = str | tuple[str, str]
 """The dotted path of a metric, or of two whose ratio is drawn."""
 
@@ -144,8 +142,8 @@ def list_charts(history: History) -> dict[str, list[Chart]]:
     # A single evaluator is the reward.
     evaluators = names if len(names) > 1 else ()
     counts = {entry.epoch: entry.metrics.get("failures") or {} for entry in history.epochs}
-    failures: dict[str, dict[int, Bounds]] = {
-        kind: {epoch: (each.get(kind, 0), None, None) for epoch, each in counts.items()}
+    failures = {
+        kind: {epoch: Score(mean=each.get(kind, 0)) for epoch, each in counts.items()}
         for kind in sorted({kind for each in counts.values() for kind in each})
     }
     groups = {
@@ -191,42 +189,41 @@ _METRICS: Mapping[str, tuple[tuple[str, Source, str], ...]] = {
 
 
 def _metric(history: History, title: str, source: Source, note: str) -> Chart:
-    known: dict[int, Bounds] = {}
+    known: dict[int, Score] = {}
     top, below = source if isinstance(source, tuple) else (source, None)
     for entry in history.epochs:
         value = value_at(entry.metrics, tuple(top.split(".")))
         whole = 1.0 if below is None else value_at(entry.metrics, (below,))
         # A custom adapter may give any value, and only numbers are drawn.
         if isinstance(value, int | float) and isinstance(whole, int | float) and whole:
-            known[entry.epoch] = value / whole, None, None
+            known[entry.epoch] = Score(mean=value / whole)
     return _chart(history, title, {title: known}, note)
 
 
 def _score_chart(history: History, evaluator: str | None) -> Chart:
     """Chart an evaluator's scores, or the rewards. Episodes stand at the epochs their weights had trained."""
 
-    def bounds(entry: Entry) -> Bounds:
-        score = entry.reward if evaluator is None else entry.evaluators.get(evaluator, Score())
-        return score.mean, score.low, score.high
+    def score(entry: Entry) -> Score:
+        return entry.reward if evaluator is None else entry.evaluators.get(evaluator, Score())
 
     lines = {
-        "training": {entry.epoch - 1: bounds(entry) for entry in history.epochs if not entry.resting},
-        "validation": {entry.epoch: bounds(entry) for entry in history.validations},
+        "training": {entry.epoch - 1: score(entry) for entry in history.epochs if not entry.resting},
+        "validation": {entry.epoch: score(entry) for entry in history.validations},
     }
     dotted = "training" if history.validations else ""
     return _chart(history, evaluator or "reward", lines, "with 95 % intervals", dotted)
 
 
 def _chart(
-    history: History, title: str, lines: Mapping[str, Mapping[int, Bounds]], note: str, dotted: str = ""
+    history: History, title: str, lines: Mapping[str, Mapping[int, Score]], note: str, dotted: str = ""
 ) -> Chart:
     """Return a chart of lines, each with its known values by epoch."""
     x = list(range(max((entry.epoch for entry in history.entries), default=0) + 1))
     curves = []
     for label, known in lines.items():
-        columns = zip(*(known.get(epoch, (None, None, None)) for epoch in x), strict=True)
-        values, low, high = map(list, columns)
-        if any(value is not None for value in values):
-            ends = {"low": low, "high": high} if any(value is not None for value in low) else {}
-            curves.append(Curve(label, values, is_dotted=label == dotted, **ends))
+        scores = [known.get(epoch, Score()) for epoch in x]
+        if any(score.mean is not None for score in scores):
+            ends = {"low": [score.low for score in scores], "high": [score.high for score in scores]}
+            ends = ends if any(score.low is not None for score in scores) else {}
+            curves.append(Curve(label, [score.mean for score in scores], is_dotted=label == dotted, **ends))
     return Chart(title, x, curves, note)
