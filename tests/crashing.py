@@ -1,12 +1,8 @@
 """Runs that are killed: `python -m tests.crashing KIND FOLDER NUMBER`, and tests that start them.
 
-The process gets kill -9 before its NUMBER-th operation on the folder; with 0 it is not killed. KIND is
-
-- `now`: one model is trained; `ahead` collects for the next epoch while a job trains, which takes a moment.
-  Ahead the backend still has a job after a kill; otherwise it is lost.
-- `two`, `two-ahead`: a prover and a verifier are trained.
-- `pool`: the trained model plays against its earlier versions.
-- `warm-up`: a real model, made from scratch, imitates first.
+The process gets kill -9 before its NUMBER-th operation on the folder; with 0 it is not killed. KIND is `now`,
+one model; `ahead`, collecting while a job trains that outlives a kill; `two`, `two-ahead`, two of them;
+`pool`, a model and its earlier versions; `warm-up`, a real model that imitates first.
 """
 
 from __future__ import annotations

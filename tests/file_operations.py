@@ -1,9 +1,7 @@
 """A process that is killed at one of its operations on files; and a command that is.
 
-    python -m tests.file_operations FOLDER NUMBER ARGUMENTS
-
-is `etude ARGUMENTS`, which gets kill -9 before its NUMBER-th operation on the folder; with 0 it is not
-killed.
+`python -m tests.file_operations FOLDER NUMBER ARGUMENTS` is `etude ARGUMENTS`, which gets kill -9 before its
+NUMBER-th operation on the folder; with 0 it is not killed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A test that hangs is ended and named: its worker writes the stacks of all its threads, and ends.
-
-The watch is a thread of `faulthandler` in C, which no lock holds up.
-"""
+"""A test that hangs is ended and named: its worker, by a thread in C, writes all stacks, and ends."""
 
 from __future__ import annotations
 

@@ -59,9 +59,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_207,
+    "lines of source": 54_205,
     "modules": 244,
-    "lines of tests": 44_266,
+    "lines of tests": 44_265,
     "benchmark files": 12,
     "config keys": 306,
 }

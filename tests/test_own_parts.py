@@ -287,6 +287,18 @@ async def test_a_job_that_is_not_waited_for_is_named_before_the_next_one(run, ba
         await run.start(num_epochs=2)
 
 
+async def test_an_epoch_trainer_with_a_loop_of_its_own_ends_its_run(run):
+    class ByHand(EpochTrainer):
+        async def run(self, num_epochs):
+            ref = await self.run_epoch(0, "x")
+            await self.finish_epoch(0, ref, status := await self.follow_job(0, ref))
+            return [status]
+
+    run.make_trainer = lambda: ByHand(EpochTrainerConfig())
+    await run.start(num_epochs=1)
+    assert read_facts(run.path).state == "finished"
+
+
 async def test_validations_of_an_own_trainer_are_recorded_with_the_weights_that_were_measured(run):
     class Validating(guide.GuideTrainer):
         async def run(self, num_epochs):

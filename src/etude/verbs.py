@@ -18,6 +18,7 @@ from pydantic import Field
 from etude.config.builder import Builder
 from etude.config.component import TrackerConfig
 from etude.config.document import Override
+from etude.config.import_path import importing
 from etude.config.load import parse_components, resolved_yaml
 from etude.config.registry import OTHER_DATASETS
 from etude.config.schema import Config
@@ -76,10 +77,16 @@ _ARGUMENTS: Mapping[str, tuple[tuple[type, ...], str]] = {
 
 
 def _check_arguments(verb: Callable[P, T]) -> Callable[P, T]:
-    """Make a verb raise RequestError for an argument of a wrong type."""
+    """Make a verb raise RequestError for an argument of a wrong type, and where it would wait for itself."""
 
     @functools.wraps(verb)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        if (module := importing.get()) is not None:
+            name = verb.__name__.removesuffix("_async")
+            raise RequestError(
+                f"the module '{module}' is imported for its functions, and runs etude.{name}; put that call "
+                "below `if __name__ == '__main__':`"
+            )
         for name, (types, text) in _ARGUMENTS.items():
             if name in kwargs and not isinstance(kwargs[name], types):
                 raise RequestError(f"{name} is {text}, found {kwargs[name]!r:.80}")

@@ -54,6 +54,7 @@ def require_refusal(shown, code, *texts):
         (["check", "config.yml", "-o", "finetuning.output_dir=agent.py/runs"], "agent.py is a file"),
         (["evaluate", "config.yml", "-o", "eval.general.output_dir=agent.py"], "agent.py is a file"),
         (["train", "config.yml", "--dataset", "trian.jsonl"], "trian.jsonl .*train.jsonl"),
+        (["train", "config.yml", "-o", "eval.general.dataset=trian"], "-o eval.general.dataset: there"),
         (["resume", "nothing"], "no run 'nothing'"),
         (["export", "train.jsonl"], "no run 'train.jsonl'"),
         (["init", "."], "already has agent.py, "),

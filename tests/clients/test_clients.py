@@ -1,8 +1,6 @@
 """Agent frameworks work unchanged, at an episode's endpoint and at a server.
 
-Two of them in every test run, others in `make test-all`, and the programs of npm's with
-
-npm install --prefix tests/clients/node && pytest -m node
+Two in every run, others in `make test-all`; `npm install --prefix tests/clients/node && pytest -m node`.
 """
 
 from __future__ import annotations

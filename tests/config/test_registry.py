@@ -196,6 +196,7 @@ def test_the_folders_of_the_config_in_use_come_first_also_for_a_module_that_is_l
         ("needs:f", r"needs.py:1: ModuleNotFoundError: No module named 'zzz'$"),
         ("script:f", r"script.py:2: SystemExit: usage: script$"),
         ("silent:f", r"silent.py:1: RuntimeError: no message$"),
+        ("busy:f", r"'busy' .* runs etude.resume; .*`if __name__"),
     ],
 )
 def test_what_cannot_be_imported_is_explained(folder: Path, path: str, message: str):
@@ -204,6 +205,7 @@ def test_what_cannot_be_imported_is_explained(folder: Path, path: str, message: 
     (folder / "needs.py").write_text("import zzz\n")
     (folder / "script.py").write_text("import sys\nsys.exit('usage: script')\n")
     (folder / "silent.py").write_text("raise RuntimeError\n")
+    (folder / "busy.py").write_text("import etude\netude.resume('r')\n")
     make_importable(folder)
     with pytest.raises(RequestError, match=message):
         import_object(path)

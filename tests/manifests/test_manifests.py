@@ -1,7 +1,6 @@
 """The manifests of docs/manifests, as KubeRay's definitions, the shell and Ray's own program take them.
 
-`kuberay.json` has the parts of KubeRay's resource definitions that the manifests use, as they are in the
-Helm chart of ray-project/kuberay, and of their siblings only the names.
+`kuberay.json` has the parts of KubeRay's resource definitions that the manifests use.
 """
 
 import json

@@ -1,5 +1,4 @@
-"""Requests that no client should send, for every route: deep, huge, of wrong types, with odd numbers and half
-characters. `find_problem` sends one to a server and looks at what comes back.
+"""Requests that no client should send, for every route: deep, huge, of wrong types, with half characters.
 
 No answer to any of them may be a failure of the server's, and none may take it down.
 """

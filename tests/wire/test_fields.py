@@ -1,7 +1,4 @@
-"""Every field of the requests of OpenAI's and Anthropic's SDKs and of vLLM is honoured, or refused by name.
-
-A field of an SDK that is not in these tables is to be refused.
-"""
+"""Every field of requests of OpenAI's and Anthropic's SDKs and of vLLM is honoured, or refused by name."""
 
 import types
 import typing

@@ -195,8 +195,7 @@ class Grpo(Algorithm, name="grpo"):
     def importance(self, start_BT: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Return v [B, T] of the class's formula, and the metrics of the cut tokens.
 
-        `start_BT` is log π/π_sampled of the tokens at the job's start, without gradient. It is 0 for
-        untrained tokens.
+        `start_BT` is log π/π_sampled at the job's start, without gradient, and 0 for untrained tokens.
         """
         if self.correction == "none":
             return start_BT.new_ones(start_BT.shape), {}

@@ -373,8 +373,7 @@ class LocalLearner:
         """Train the job in a thread, with the policy's lock held. The policy must have the weights of
         `start`.
 
-        Then the policy has the new version. Raises EtudeError, with the old state restored if `start` was
-        written.
+        Then the policy has the new version. Raises EtudeError, with the old state if `start` was written.
         """
         return await asyncio.to_thread(self._train, job, start)
 

@@ -111,8 +111,7 @@ def demo(
     The tiny model is made from scratch and warmed up. Then it is trained through the ordinary machinery:
     config, workflow, evaluators, trajectory builder, local adapter, store.
 
-    The calculator takes 28 to 31 s on two idle cores. The first run there took 73 s, and one on a busy
-    machine 199 s.
+    The calculator takes 28 to 31 s on two idle cores, at first 73 s, and 199 s on a busy machine.
     """
     if real:
         refuse("--real, where one task is learnt", task=task)

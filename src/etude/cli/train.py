@@ -313,7 +313,7 @@ def export(
     path = find_run(run, output_dir)
     if lora:
         require_lora(choose_version(path, version, kept=False))
-    with on_error(lambda: hints.command("resume", path)), version_on_disk(path, version, warn) as wanted:
+    with version_on_disk(path, version, warn) as wanted:
         folder = (out or path / "export" / f"v{wanted.number}{'-lora' if lora else ''}").absolute()
         files = export_model(wanted, folder, lora_only=lora)
     if as_json:

@@ -8,6 +8,7 @@ import sysconfig
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from importlib.machinery import PathFinder
 from operator import attrgetter
@@ -26,6 +27,9 @@ _PYTHON = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib")})
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _GIVEN = ("example", "output", "episode")
 """The arguments that agents and evaluators are called with."""
+
+importing: ContextVar[str | None] = ContextVar("importing", default=None)
+"""The module that an import path names, while it is imported."""
 
 _packages: set[str] = set()
 
@@ -69,6 +73,7 @@ def import_object(path: str) -> Any:
     module_name, name = match["module"], match["name"]
     note_user_module(module_name)
     _forget_namesake(module_name.partition(".")[0])
+    before = importing.set(module_name)
     try:
         module = importlib.import_module(module_name)
     except EtudeError:
@@ -83,6 +88,8 @@ def import_object(path: str) -> Any:
             places = " or ".join((*_folders, "the installed packages"))
             reason = f"there is no module '{error.name}' in {places}{hint}"
         raise RequestError(f"cannot import '{path}': {reason}") from error
+    finally:
+        importing.reset(before)
     try:
         return attrgetter(name)(module)
     except AttributeError:

@@ -215,8 +215,8 @@ class Problems:
         errors = []
         for path, message in self._messages.items():
             source, line, column = self._document.place(path)
-            if source == f"-o {join_path(path)}":  # The message need not repeat the key.
-                message = message.removeprefix(f"{join_path(path)}: ")
+            if source is not None and source.startswith("-o "):  # The message need not repeat the key.
+                message = message.removeprefix(f"{source[3:]}: ")
             errors.append(ConfigError(message, path=source, line=line, column=column))
         errors.sort(key=lambda error: (error.line is None, error.line, error.column))
         if not errors:

@@ -68,8 +68,7 @@ class Sampling:
     presence_penalty: Penalty = 0.0
     """Subtracted from the logits of all tokens that the answer contains."""
     repetition_penalty: Factor = 1.0
-    """Divides positive logits of tokens in prompt or answer; multiplies negative ones (Keskar et al.,
-    2019)."""
+    """Divides positive logits of tokens in prompt or answer; multiplies negative ones (Keskar, 2019)."""
     logit_bias: tuple[tuple[Count, Bias], ...] = ()
     """Pairs of token id and bias. The bias is added to the token's logit."""
     constraint: Constraint | None = None
@@ -234,8 +233,7 @@ class Call:
     seconds: float = field(default=0.0, compare=False)
     """Seconds that the call took, with all attempts."""
     logged: bool = False
-    """Whether the call was made before this run and read from a log. Its answer has no tokens of this run's
-    model until a backend tokenises the text."""
+    """Whether the call was read from a log. Its answer has no tokens until a backend tokenises it."""
 
     @property
     def retries(self) -> int:

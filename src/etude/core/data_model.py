@@ -37,8 +37,7 @@ def list_faults(error: ValidationError) -> str:
 
 
 def text_id(value: Any) -> str:
-    """Return an id as text, so that 1 and "1" are one id. Raises ValueError for values that name nothing,
-    such as None, and for half of a surrogate pair."""
+    """Return an id as text: 1 and "1" are one id. Raises ValueError for what names nothing, such as None."""
     if isinstance(value, str):
         try:
             value.encode()

@@ -1,8 +1,7 @@
 """The interfaces of the parts of a run, as other parts see them, and checks of what implementations return.
 
 If an implementation, also a user's, returns a value that its interface does not declare, an error names the
-method, its line and the value. Parts call many of these methods themselves, so a wrapper around a part would
-not see the calls.
+method, its line and the value. Parts call many of these methods themselves, where no wrapper sees them.
 """
 
 from __future__ import annotations

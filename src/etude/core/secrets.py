@@ -1,8 +1,7 @@
 """Secrets in text: which values are secret, and how they are masked.
 
 Secret are environment values whose names say so, values that configs declare as secret (`keep_secret`), and
-passwords and keys of well-known forms. Requests to models and their answers are never changed, because they
-are trained on.
+passwords and keys of well-known forms. Models' requests and answers, which are trained on, never change.
 """
 
 import functools

@@ -134,5 +134,4 @@ class Trajectory(DataModel):
 
 
 Method: TypeAlias = str
-"""The name of an algorithm, by its loss: its `_type`, such as `grpo`, `dpo` or `supervised`, or `module:Name`
-of a user's own."""
+"""The name of an algorithm, by its loss: its `_type`, such as `grpo` or `dpo`, or a user's `module:Name`."""

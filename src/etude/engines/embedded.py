@@ -76,8 +76,7 @@ class EmbeddedEngine(Engine, TokenEngine):
     """Batches concurrent requests continuously: they join and leave at any step.
 
     One thread runs the model, step after step, while there are requests. A request's tokens depend only on
-    the weights, its prompt and its key, not on the rest of the batch. With `deterministic`, this is exact to
-    the last bit.
+    the weights, its prompt and its key, not on the rest of the batch; exactly so with `deterministic`.
     """
 
     def __init__(self, policy: Policy, *, max_tokens: int = 512, deterministic: bool = False) -> None:

@@ -216,7 +216,10 @@ class RecordedTrainer:
                 "`initialize`, and await it"
             )
         if trainer.journals_epochs:
-            return await trainer.run(num_epochs)
+            statuses = await trainer.run(num_epochs)
+            if books.log.state.end is None:  # The loop is the subclass's own.
+                await end_run([books], num_epochs, self._given.run, progress)
+            return statuses
         progress.run_started(self._given.run.name, num_epochs, describe([books]))
         await WarmUp(books).run()
         try:

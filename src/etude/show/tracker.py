@@ -3,8 +3,7 @@
 A tracker never sees the run itself. It gets only data from the journal, so nothing is lost while it is away.
 A custom tracker has the same guarantees as the built-in ones. Trackers are woken when something is
 journalled, and awaited at the end of the run. The journal notes a record once it has been sent, so it is sent
-again if the process was killed meanwhile. An unreachable tracker is tried again every ten seconds, and delays
-nothing else.
+again if the process was killed meanwhile. An unreachable tracker is tried again every ten seconds.
 """
 
 import asyncio

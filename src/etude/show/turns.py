@@ -1,7 +1,6 @@
 """The turns of an episode as a page shows them, and its transcript.
 
-A play is shown as the nodes of its tree. Other episodes are shown as calls and events in order, with their
-result.
+A play is shown as the nodes of its tree, other episodes as calls and events in order, with their result.
 """
 
 import contextlib

@@ -1,7 +1,6 @@
 """The view's application: its addresses, its access control, and its server.
 
-The link that `etude view` prints has a key. Opening it sets a cookie with the key, and leads to the address
-without the key.
+The link that `etude view` prints has a key. Opening it sets a cookie with the key, and leads on without it.
 """
 
 import secrets
