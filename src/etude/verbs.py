@@ -81,7 +81,7 @@ def _check_arguments(verb: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(verb)
     def call(*args: P.args, **kwargs: P.kwargs) -> T:
-        if (module := importing.get()) is not None:
+        if (module := importing.module) is not None:
             name = verb.__name__.removesuffix("_async")
             raise RequestError(
                 f"the module '{module}' is imported for its functions, and runs etude.{name}; put that call "

@@ -5,10 +5,10 @@ import inspect
 import re
 import sys
 import sysconfig
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import partial
 from importlib.machinery import PathFinder
 from operator import attrgetter
@@ -28,8 +28,15 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 _GIVEN = ("example", "output", "episode")
 """The arguments that agents and evaluators are called with."""
 
-importing: ContextVar[str | None] = ContextVar("importing", default=None)
-"""The module that an import path names, while it is imported."""
+
+class _Importing(threading.local):
+    """The import that a thread is in."""
+
+    module: str | None = None
+    """The module that an import path names, while it is imported."""
+
+
+importing = _Importing()
 
 _packages: set[str] = set()
 
@@ -73,7 +80,7 @@ def import_object(path: str) -> Any:
     module_name, name = match["module"], match["name"]
     note_user_module(module_name)
     _forget_namesake(module_name.partition(".")[0])
-    before = importing.set(module_name)
+    before, importing.module = importing.module, module_name
     try:
         module = importlib.import_module(module_name)
     except EtudeError:
@@ -89,7 +96,7 @@ def import_object(path: str) -> Any:
             reason = f"there is no module '{error.name}' in {places}{hint}"
         raise RequestError(f"cannot import '{path}': {reason}") from error
     finally:
-        importing.reset(before)
+        importing.module = before
     try:
         return attrgetter(name)(module)
     except AttributeError:
