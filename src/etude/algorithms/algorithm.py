@@ -264,7 +264,8 @@ def make_algorithm(name: Method, options: Mapping[str, Any] | None = None) -> Al
 
 
 def find_algorithm(method: Method, own: Algorithm | None) -> Algorithm:
-    """Return a run's own algorithm if `method` names it, else the named one. Raises RequestError."""
+    """Return a run's own algorithm if `method` names it, else the named one with its defaults. Raises
+    RequestError for an unknown name."""
     return own if own is not None and own.type_name == method else make_algorithm(method)
 
 

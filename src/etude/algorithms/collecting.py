@@ -227,7 +227,8 @@ class TrajectoryBuilder(ABC):
     async def finalize(self, run_id: str, meta: dict[str, Any] | None = None) -> TrajectoryCollection:
         """Wait for the episodes of `start_run` and return their trajectories.
 
-        Raises ValueError for a `run_id` that was not started, ErrorBudgetExceeded for too many failures.
+        Raises ValueError for a `run_id` that was not started, ErrorBudgetExceeded if too many episodes or
+        scores failed.
         """
 
     async def compute_reward(self, output_item: EvalOutputItem, meta: dict[str, Any] | None = None) -> float:

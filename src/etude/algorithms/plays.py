@@ -137,7 +137,8 @@ def find_choices(scored: ScoredEpisode) -> Iterator[Choice]:
 
 
 def answers_of_group(group: Group, discount: float, tally: Tally) -> list[Sample]:
-    """Return one agent's answers in a group, with the earnings from each on, without plays that branch."""
+    """Return one agent's answers in a group's episodes, each with the earnings from it on. A play that
+    branches is left out."""
     samples: list[Sample] = []
     for scored in group:
         if not is_play(scored.episode):

@@ -180,7 +180,8 @@ class JobTraining:
         """Plan the job, and load its newest undamaged checkpoint.
 
         A checkpoint follows every `checkpoint_steps` steps, except the last step, whose weights the caller
-        keeps. Raises TrainingError if there is nothing to learn from, StoreError for a wrong checkpoint.
+        keeps. Raises TrainingError if there is nothing to learn from, StoreError for a checkpoint that does
+        not fit.
         """
         self._learner = learner
         self._team = learner.team
@@ -373,7 +374,8 @@ class LocalLearner:
         """Train the job in a thread, with the policy's lock held. The policy must have the weights of
         `start`.
 
-        Then the policy has the new version. Raises EtudeError, with the old state if `start` was written.
+        Then the policy has the new version. Raises EtudeError, with the old state restored if `start` was
+        written.
         """
         return await asyncio.to_thread(self._train, job, start)
 

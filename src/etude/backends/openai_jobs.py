@@ -53,7 +53,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _JOB, _RUN, _VERSION = "etude_job", "etude_run", "etude_version"
-"""Metadata keys of a job: its name, the name's run, and the number of the version that it makes."""
+"""Metadata keys of a job: the name it was submitted under, that name's run, and the number of the version it
+makes."""
 _DATA, _METHOD, _TRAINING, _START = "etude_data", "etude_method", "etude_training", "etude_start"
 """Metadata keys for the job's content. The API stores files and hyperparameters in its own form."""
 

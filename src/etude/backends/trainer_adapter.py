@@ -95,11 +95,14 @@ class Capabilities:
     options: frozenset[str] | None = None
     """The gradient options of algorithms that it accepts. None accepts all."""
     token_ids_for: frozenset[Method] = frozenset()
-    """Algorithms or kinds that need the sampled token ids, and except for imitation their logprobs."""
+    """Algorithms or kinds that need the sampled token ids, and except for imitation their logprobs. Text is
+    not enough for them."""
     versions: bool = False
-    """Whether a completed job's status has its `version`, which the engine needs to adopt weights."""
+    """Whether a completed job's status has its `version`. Without it, the engine cannot adopt the weights and
+    their change is not checked."""
     from_base: bool = False
-    """Whether, after `restore`, a job can start from an earlier version, above all the base model."""
+    """Whether, after `restore`, a job can start from an earlier version, above all the base model. New
+    versions still get higher numbers."""
     samples_while_training: bool = True
     """Whether the engine keeps sampling from the previous weights while a job trains."""
     old_versions: bool = True

@@ -59,7 +59,8 @@ def json_value(text: bytes | str, path: Path, first_line: int = 1, hint: str = "
 
 
 def read_csv(path: Path) -> Iterator[PlacedRow]:
-    """Yield the rows of a CSV file by the names in its first line, without blanks. Raises DatasetError."""
+    """Yield the rows of a CSV file as objects, by the names in the first line, without blanks around names
+    and after commas. Raises DatasetError."""
     with readable(path), path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
         rows = _fields(path, file)
         _, header = next(rows, ("", []))

@@ -123,7 +123,8 @@ class Transcript:
 
 
 def read_transcripts(source: str, examples: Sequence[Example], seed: int) -> list[Transcript]:
-    """Read the conversations of a file or a function. Raises DatasetError, which names the line or number."""
+    """Read the conversations of a file or a function. Raises DatasetError, which names the line or number of
+    an invalid conversation."""
     if is_import_path(source):
         transcripts = [
             _check_transcript(f"{source}: transcript {n}", row)

@@ -135,7 +135,8 @@ def user_code(kind: type[EtudeError], text: str) -> Iterator[None]:
 
 
 def user_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """Return the innermost frame of user code in a traceback, or else the innermost of all."""
+    """Return the innermost frame of user code in a traceback, also of an exception group, or else the
+    innermost of all."""
     frames = [*traceback.extract_tb(error.__traceback__)]
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

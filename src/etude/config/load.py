@@ -367,7 +367,8 @@ def secrets_in(data: Any, *, sure: bool = False) -> Iterator[tuple[KeyPath, str]
 
 
 def find_secrets(config: Config, data: Any, *, sure: bool = False) -> dict[KeyPath, str]:
-    """Return the secrets of a config by path, without defaults, or only `sure` ones; `data` is its JSON."""
+    """Return all secrets of a config by path, without defaults and, if `sure`, without uncertain ones; `data`
+    is the config as JSON."""
     slots = {path: (slot, value) for path, slot, value in walk(config, KeyType(Config))}
     declared = {
         path: plain.decode(errors="replace") if isinstance(plain, bytes) else plain

@@ -118,7 +118,8 @@ class StallConfig(BaseModel, extra="forbid", frozen=True):
     """When a run without progress ends."""
 
     say_after: ClassVar[float] = 120.0
-    """Seconds without progress after which the run says what it waits for, and again as they double."""
+    """Seconds without progress after which the run says what it waits for. It repeats this each time that
+    the seconds have doubled."""
     end_after: Annotated[float | None, CHANGEABLE] = Field(default=3600.0, gt=0)
     """Seconds without progress after which the run ends, to be resumed; at least twice an episode's
     `timeout`. Null for never. Training jobs are limited by the trainer's `job_timeout` instead."""
@@ -219,7 +220,8 @@ class Config(BaseModel, extra="forbid", frozen=True):
             problems.add(path, f"'{place}' has no {noun} '{name}'{listing}")
 
     def _choose(self, path: KeyPath, given: str | None, kind: Kind, problems: Problems) -> str | None:
-        """Return the name for `path`: the given one, or the only candidate. Training needs one."""
+        """Return the name for `path`: the given one, or the only candidate. Several are a problem in
+        training."""
         entries = self.section(kind)
         if given is not None:
             self._check(path, kind, given, problems)

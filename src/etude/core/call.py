@@ -68,7 +68,8 @@ class Sampling:
     presence_penalty: Penalty = 0.0
     """Subtracted from the logits of all tokens that the answer contains."""
     repetition_penalty: Factor = 1.0
-    """Divides positive logits of tokens in prompt or answer; multiplies negative ones (Keskar, 2019)."""
+    """Divides positive logits of tokens in prompt or answer; multiplies negative ones (Keskar et al.,
+    2019)."""
     logit_bias: tuple[tuple[Count, Bias], ...] = ()
     """Pairs of token id and bias. The bias is added to the token's logit."""
     constraint: Constraint | None = None
@@ -134,7 +135,8 @@ class ChatRequest:
     template_options: Mapping[str, Any] = field(default_factory=dict)
     """Variables for the model's chat template, such as `enable_thinking` or `reasoning_effort`."""
     prompt: str | tuple[int, ...] | None = None
-    """Text or token ids to continue without a chat template. Then `messages` only show the text."""
+    """Text or token ids to continue without a chat template. Then `messages` only show the text to
+    readers."""
     top_logprobs: int = 0
     """The number of likeliest tokens to report for each sampled token."""
     on_delta: Callable[[Delta], None] | None = field(default=None, compare=False, repr=False)
@@ -233,7 +235,8 @@ class Call:
     seconds: float = field(default=0.0, compare=False)
     """Seconds that the call took, with all attempts."""
     logged: bool = False
-    """Whether the call was read from a log. Its answer has no tokens until a backend tokenises it."""
+    """Whether the call was made before this run and read from a log. Its answer has no tokens of this run's
+    model until a backend tokenises the text."""
 
     @property
     def retries(self) -> int:

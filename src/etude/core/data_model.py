@@ -37,7 +37,8 @@ def list_faults(error: ValidationError) -> str:
 
 
 def text_id(value: Any) -> str:
-    """Return an id as text: 1 and "1" are one id. Raises ValueError for what names nothing, such as None."""
+    """Return an id as text, so that 1 and "1" are one id. Raises ValueError for values that name nothing,
+    such as None, and for half of a surrogate pair."""
     if isinstance(value, str):
         try:
             value.encode()

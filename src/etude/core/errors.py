@@ -204,7 +204,8 @@ def first_error(error: BaseException) -> BaseException:
 
 
 def error_words(error: BaseException) -> str:
-    """Return `Type: message` of an error, safely, or of the first error in an exception group."""
+    """Return `Type: message` of an error, with the message from `safe_error_text`. Of an exception group, it
+    is the first error inside."""
     error = first_error(error)
     return f"{type(error).__name__}: {safe_error_text(error)}"
 
@@ -222,7 +223,8 @@ def safe_error_text(error: BaseException) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, with the next one after a colon, or else its type."""
+    """Return the first line of an error's message, with the next one if it ends in a colon, or its type if
+    there is none."""
     lines = safe_error_text(error).strip().splitlines() or [type(error).__name__]
     return " ".join(line.strip() for line in lines[: 1 + lines[0].rstrip().endswith(":")])
 
@@ -235,7 +237,8 @@ def nearest(name: str, choices: Iterable[str]) -> str | None:
 
 
 def alternatives(name: str, choices: Iterable[str], *, otherwise: str = "none") -> str:
-    """Return the end of a sentence about a wrong name: `; did you mean 'x'? Allowed: x, y`."""
+    """Return the end of a sentence about a wrong name: `; did you mean 'x'? Allowed: x, y`, or `otherwise`
+    without choices."""
     allowed = list(dict.fromkeys(choices))
     close = nearest(name, allowed)
     listing = f"Allowed: {', '.join(allowed) or otherwise}"

@@ -160,7 +160,8 @@ class EvaluationRunOutput(DataModel):
     def scored_by(self, evaluator: str) -> Self:
         """Return the output without the episodes that the evaluator has not scored.
 
-        The items of `eval_input` and of all evaluators keep their common order.
+        The items of `eval_input` and of all evaluators keep their common order. An evaluator that did not run
+        takes nothing out.
         """
         results = dict(self.evaluation_results)
         if evaluator not in results:

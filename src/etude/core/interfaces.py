@@ -169,7 +169,8 @@ class Progress:
     def spent(self, figures: Mapping[str, Any]) -> None:
         """Report the run's total consumption, about once a second.
 
-        `figures` has `usd` and `tokens`. Under `limits`, it has the amount used and the limit, by key.
+        `figures` has `usd` and `tokens`. Under `limits`, it has the amount used and the limit, by the key of
+        each budget limit.
         """
 
     def message(self, text: str, *, warning: bool = False) -> None:

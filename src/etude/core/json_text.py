@@ -17,7 +17,8 @@ from pydantic_core import from_json, to_json
 from etude.core.data_model import finite
 
 DEEPEST = 64
-"""Most levels of nested lists and objects. Later code may recurse a few times for each level."""
+"""Most levels of nested lists and objects. Later code that walks or writes the value may recurse a few times
+for each level."""
 
 MOST_VALUES = 2_000_000
 """Most values in one text. A token id of a prompt is one. Commas and brackets in strings count too."""

@@ -19,7 +19,8 @@ _COMPACT = json.JSONEncoder(separators=(",", ":"))
 
 
 def fold(seed: int, *parts: str | int) -> int:
-    """Return a new seed in [0, 2**63) from a seed and the name of a choice, the same everywhere."""
+    """Return a new seed in [0, 2**63) from a seed and the name of a choice, unlike `hash()` the same
+    everywhere."""
     digest = hashlib.blake2b(_COMPACT.encode([seed, *parts]).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> (64 - _SEED_BITS)
 

@@ -44,7 +44,8 @@ class Turn:
     replaced: bool = False
     """Whether its text replaces the sampled answer. It has no tokens until a backend tokenises the text."""
     token_ids: tuple[int, ...] | None = None
-    """The sampled tokens, if the engine returns no prompt tokens. Some backends render prompts."""
+    """The sampled tokens, if the engine returns no prompt tokens, for backends that render prompts
+    themselves."""
     logprobs: tuple[float, ...] | None = None
     """Logprobs of `token_ids`."""
 
@@ -62,7 +63,8 @@ class Sample:
     mask: tuple[bool, ...] = ()
     """True for the tokens that the policy sampled: the ones that are trained on."""
     logprobs: tuple[float, ...] | None = None
-    """Logprobs under the distributions sampled from; 0 where the mask is False. None if unknown."""
+    """Logprobs under the distributions sampled from; 0 where the mask is False. None if the engine gives
+    none."""
     advantages: tuple[float, ...] | None = None
     """How much better than expected each token was; None until an algorithm sets it."""
     weights: tuple[float, ...] | None = None
@@ -99,7 +101,8 @@ class Sample:
 
         Each turn comes with an object that has its tokens. Its `context_ids` are the tokens since the turn
         before, as the model saw them. Its `token_ids` are the sampled ones. The names in `PER_TOKEN` have one
-        number per sampled token; if one is None, the sample's field is None. Raises ValueError.
+        number per sampled token; if one of these is None, the sample's field is None. Raises ValueError if
+        lengths differ.
         """
         ids: list[int] = []
         mask: list[bool] = []
@@ -317,7 +320,8 @@ class TrajectoryCollection(DataModel):
     @computed_field(repr=False)  # type: ignore[prop-decorator]  # the order that pydantic documents
     @property
     def trajectories(self) -> list[list[Trajectory]]:
-        """The groups as trajectories, converted on first use. Then they replace samples and pairs."""
+        """The groups as trajectories, converted on first use. They then replace the samples and pairs, so
+        that changes to them count."""
         if not all(isinstance(unit, Trajectory) for group in self.groups for unit in group):
             self.groups = [[*map(to_trajectory, group)] for group in self.groups]
         return cast("list[list[Trajectory]]", self.groups)

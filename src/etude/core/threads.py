@@ -64,7 +64,8 @@ async def call_in_thread(fn: Callable[[], T], stop: Callable[[], None] | None = 
 
 
 async def call_any(fn: Callable[..., Any]) -> Any:
-    """Return the result of an async function called here, or of a plain one called in a thread."""
+    """Return the result of an async function called here, or of another one called in a thread, where it may
+    run its own event loop."""
     result = fn() if inspect.iscoroutinefunction(fn) else await call_in_thread(fn)
     return await result if inspect.isawaitable(result) else result
 

@@ -93,7 +93,8 @@ class DPOItem(DataModel):
     """Token ids as sampled. If they are None, a backend tokenises the text."""
     chosen_logprobs: tuple[float, ...] | None = None
     rejected_logprobs: tuple[float, ...] | None = None
-    """Sampled logprobs, DPO's default reference: one per token id; 0.0 where the mask is False."""
+    """Logprobs under the policy that sampled the responses, which is DPO's default reference. One number per
+    token id; 0.0 where the mask is False."""
     chosen_mask: tuple[bool, ...] | None = None
     rejected_mask: tuple[bool, ...] | None = None
     """Per token id, whether the model sampled it; None if it sampled all. Observations inside a multi-turn
@@ -128,10 +129,12 @@ class Trajectory(DataModel):
     """The agent that gave these answers, in an episode with named agents."""
     tools: list[Tool] | None = None
     group_rewards: list[Number] | None = None
-    """Rewards of all episodes of the group, also of those not trained on. The curriculum uses them."""
+    """Rewards of all episodes of the group, also of those that are not trained on. The curriculum judges the
+    group by them."""
     metadata: dict[str, Any] | None = None
     """Facts for people: `generation`, `branch`, the evaluator's reasoning, and additions of the builder."""
 
 
 Method: TypeAlias = str
-"""The name of an algorithm, by its loss: its `_type`, such as `grpo` or `dpo`, or a user's `module:Name`."""
+"""The name of an algorithm, by its loss: its `_type`, such as `grpo`, `dpo` or `supervised`, or `module:Name`
+of a user's own."""

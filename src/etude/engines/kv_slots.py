@@ -171,7 +171,8 @@ class KvSlots(Cache):  # type: ignore[misc]
     def reserve(self, held: Sequence[int], length: int) -> None:
         """Make room for `length` tokens per slot; `held` is the number of tokens that each slot already has.
 
-        Growing copies these. Columns at least double, so that a long conversation grows them rarely.
+        Growing copies these. Columns at least double, so that a long conversation does not grow them every
+        few tokens. Unwritten columns take no memory yet on a CPU.
         """
         columns = rounded_up(max(length, 1), COLUMN_STEP) + 1
         if len(held) <= self.slots and columns <= self.columns:

@@ -80,7 +80,8 @@ class SharedModelGroup:
     """Agents that share one model, which is fine-tuned on the data of all of them.
 
     Jobs go to OpenAI's API, to a language-model server, or to any other adapter. Every job and every switch
-    is journalled under the group's name, from which another process's group of that name continues.
+    is journalled under the group's name. A group with the same name in another process continues from the
+    journal.
     """
 
     def __init__(

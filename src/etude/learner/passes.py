@@ -354,7 +354,8 @@ def tree_hidden(model: Any, ids_N: torch.Tensor, layout: TreeLayout) -> torch.Te
 def tree_refusal(model: Any) -> str | None:
     """Return the reason why a model does not support token trees, as a sentence, or None if it does.
 
-    A trial run tests it: a small tree must give the logits of plain forward passes.
+    A trial run tests its attention, positions and head: a small tree must give the logits of plain forward
+    passes.
     """
     kinds = layer_kinds(model)
     if not getattr(without_lora(model), "_supports_attention_backend", False):

@@ -1,7 +1,8 @@
 """Alarms: checks on the metrics of an epoch or validation, and the rules for when they ring.
 
 An alarm is a class of pure functions whose fields are its thresholds. `alarm_events` decides for all alarms
-when they ring. It reads only the metrics, so a resumed run decides alike. The bookkeeper acts on alarms.
+when they ring. It reads only the metrics, so a resumed run decides the same way. `etude.loop.bookkeeper` acts
+on alarms.
 """
 
 from __future__ import annotations

@@ -129,7 +129,8 @@ class WarmUp:
 
 
 def _sample(transcript: Transcript) -> Sample:
-    """Return a transcript as a sample to imitate, without tokens. A message with `weight` 0 is context."""
+    """Return a transcript as a sample to imitate. The backend makes its tokens. An assistant message with
+    `weight` 0 is only context."""
     return Sample(
         turns=tuple(
             Turn(message=index, replaced=True)

@@ -147,7 +147,8 @@ async def keep_base(journal: Journal, name: str, source: str) -> None:
 def require_base(journal: Journal, name: str, source: str) -> bool:
     """Return whether a model's files are recorded, after verifying that they have not changed.
 
-    Raises RequestError that names the changed or missing files. Files that were added are ignored.
+    Raises RequestError that names the changed or missing files. Files that were added since the run began
+    are ignored.
     """
     before: dict[str, Any] | None = journal.get(f"{BASE_STEPS}{name}")
     if before is None:

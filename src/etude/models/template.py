@@ -176,7 +176,8 @@ class ChatTemplate:
         return CallForm(prefix, between, suffix, double[2] if is_alike else None)
 
     def drops_thinking(self, *, at_once: bool = False) -> bool:
-        """Return whether the template drops thinking at the next user message or, `at_once`, result."""
+        """Return whether the template drops earlier thinking once the user speaks again, or `at_once`, when
+        the result of a call follows."""
         kind, following = ("thinking and a call", RESULT) if at_once else ("thinking", MORE)
         text = self.rendering.text_or_none([QUESTION, PROBES[kind], following], [TOOL] * at_once, {})
         return self.rendering.thinking_key is not None and text is not None and THOUGHT not in text

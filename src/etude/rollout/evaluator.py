@@ -121,7 +121,8 @@ class FunctionEvaluator(Evaluator):
     """
 
     def __init__(self, fn: Callable[..., Any], *, arguments: Mapping[str, Any] | None = None) -> None:
-        """Raise RequestError if `fn` cannot be called as an evaluator, and for impossible bounds."""
+        """Raise RequestError if `fn` does not take an example, an output and the `arguments`, and for
+        impossible bounds."""
         marked: Any = fn
         while isinstance(marked, partial):  # A partial has neither the name nor the mark of its function.
             marked = marked.func

@@ -98,7 +98,8 @@ def workflow(
     """Decorate a function `fn(example, episode)`, sync or async, as the agent to train.
 
     Its return value is the episode's output, which must be JSON: text, numbers, lists, dicts, pydantic
-    models, dataclasses. `timeout` is in seconds per episode. The function is checked on use.
+    models, dataclasses. `timeout` is in seconds per episode. The function's parameters are checked when it is
+    used.
     """
 
     def make(fn: Callable[..., Any]) -> Workflow:

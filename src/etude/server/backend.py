@@ -138,7 +138,8 @@ class VllmBackend(Backend):
         await self._processes.start(self._settings.model)
 
     def _connect(self) -> None:
-        """Connect to the cluster and place processes. In the main thread, Ray would handle SIGTERM."""
+        """Connect to the cluster and place the processes there. Do not call this in the main thread: Ray
+        would handle SIGTERM there."""
         from etude.processes.ray_cluster import connect_ray, gpus_each
         from etude.processes.ray_nodes import RayLauncher
 

@@ -79,7 +79,8 @@ def load_policy(settings: ServerSettings, model: ServedModel, *, keep_base: bool
     """Load the server's base model and put the trained tensors of `model` on it.
 
     `keep_base` keeps the base model's tensors in addition to the trained ones. Raises RequestError if the
-    base model cannot be loaded. Raises StoreError or EngineError for missing, damaged or other tensors.
+    base model cannot be loaded. Raises StoreError or EngineError if the tensors are missing, damaged or from
+    another model.
     """
     policy = Policy.load(settings.model, device=settings.device, dtype=settings.dtype)
     if model.lora is not None:

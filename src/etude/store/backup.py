@@ -241,7 +241,8 @@ class Backup:
             self._progress.message(f"{where} takes backups again", warning=False)
 
     def require_own(self) -> None:
-        """Raise RequestError if the address has another such run, TakenOver if another folder owns it."""
+        """Raise RequestError if the address has another run of this name, TakenOver if another folder owns
+        this run's copies now."""
         head = _read_head(self.address)
         if head is None:
             self._there, self._copied = {}, None  # Somebody may have deleted the copies.

@@ -1,7 +1,8 @@
 """The SQLite file behind a journal: how it is opened, its errors in words, and the thread that writes it.
 
 Writers queue rows and wait. The thread commits the queued rows together and wakes their writers. New rows
-queue up during a commit, and during one turn of the event loop. So all steps in flight share a commit.
+queue up during a commit, and during one turn of the event loop. So all steps in flight share the cost of a
+commit.
 """
 
 import asyncio
