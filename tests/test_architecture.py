@@ -59,7 +59,7 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_259,
+    "lines of source": 54_257,
     "modules": 244,
     "lines of tests": 44_269,
     "benchmark files": 12,

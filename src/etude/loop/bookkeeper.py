@@ -138,8 +138,8 @@ class Bookkeeper:
         running = next((name for name in self.started_jobs if name not in self.log.state.ended), None)
         is_ahead = self.config.collect_ahead or self.model.version is None
         if running is not None and self.failure is None and not is_ahead:
-            how = "finish_epoch(epoch, ref, await self.follow_job(epoch, ref))"
-            how = "trainer_adapter.wait_until_complete(ref)" if self.follows else how
+            by_hand = "finish_epoch(epoch, ref, await self.follow_job(epoch, ref))"
+            how = "trainer_adapter.wait_until_complete(ref)" if self.follows else by_hand
             raise TrainingError(
                 f"job {running} was not waited for, so that its weights are not sampled from yet. Do that "
                 f"before the next epoch and the next job: `await self.{how}`"

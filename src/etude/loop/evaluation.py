@@ -229,11 +229,8 @@ async def rescore_run(
     evaluators and their code. So an interrupted scoring continues, and changed evaluators score again.
     Returns the phase and its scores.
     """
-    phase, reward, progress = (
-        choose_phase(run.journal, phase),
-        config.finetuning.reward_name,
-        progress or Progress(),
-    )
+    phase, progress = choose_phase(run.journal, phase), progress or Progress()
+    reward = config.finetuning.reward_name
     progress.phase("scoring")
     ledger = Ledger(run.journal, config.llms, config.budget)
     async with Builder(config, run) as builder, within_budget(ledger, progress):

@@ -56,7 +56,8 @@ def model_card(wanted: RunVersion, lora_only: bool) -> str:
 def require_lora(wanted: RunVersion) -> None:
     """Raise RequestError if the version has no LoRA weights. It need not be on the disk."""
     adapter = next(iter(model_config(wanted.run, wanted.target).trainer_adapters.values()), None)
-    if isinstance(adapter, LocalAdapterConfig) and (adapter.lora is None or wanted.version is None):
+    lora = adapter.lora if isinstance(adapter, LocalAdapterConfig) else None
+    if lora is None or wanted.version is None:
         raise RequestError(f"{wanted} has no LoRA weights; export the whole model")
 
 
