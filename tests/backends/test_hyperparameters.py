@@ -8,14 +8,8 @@ from etude.algorithms.algorithm import changed_options
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.grpo import Grpo
 from etude.backends.local_adapter import LocalAdapter, learner_options
-from etude.backends.trainer_adapter import (
-    Capabilities,
-    JobHyperparameters,
-    LocalAdapterConfig,
-    LoraConfig,
-    check_run,
-)
-from etude.config.finetuning import FinetuneConfig
+from etude.backends.trainer_adapter import Capabilities, JobHyperparameters, LocalAdapterConfig, check_run
+from etude.config.finetuning import FinetuneConfig, LoraOptions
 from etude.core.errors import CapabilityError
 from etude.engines.local import OpponentsConfig
 from etude.learner.optimiser import Schedule
@@ -65,11 +59,11 @@ async def test_a_server_takes_all_before_those_of_the_config():
 
 
 def test_the_learning_rate_that_nobody_gave_is_that_of_what_is_trained():
-    whole, lora = LocalAdapterConfig(), LocalAdapterConfig(lora=LoraConfig())
+    whole, lora = LocalAdapterConfig(), LocalAdapterConfig(lora=LoraOptions())
     assert (whole.rate, lora.rate) == (1e-5, 3e-4)
     assert whole.for_job("samples", JobHyperparameters(lora_rank=4)).rate == 3e-4
     assert lora.for_job("samples", JobHyperparameters(lora_rank=0)).rate == 1e-5
-    assert LocalAdapterConfig(learning_rate=1e-4, lora=LoraConfig()).rate == 1e-4
+    assert LocalAdapterConfig(learning_rate=1e-4, lora=LoraOptions()).rate == 1e-4
 
 
 async def test_in_this_process_they_are_those_of_the_next_job(tmp_path):
@@ -92,7 +86,7 @@ async def test_lora_weights_are_put_on_the_model_when_it_is_initialized(tmp_path
     ranks = {value.shape[0] for name, value in adapter._policy.trainable().items() if "lora_A" in name}
     assert ranks == {4}
     adapter.use_hyperparameters(JobHyperparameters(lora_rank=4, lora_alpha=8.0, num_epochs=2))
-    as_configured = await adapter_on(tmp_path / "same", lora=LoraConfig(r=4, alpha=6))
+    as_configured = await adapter_on(tmp_path / "same", lora=LoraOptions(r=4, alpha=6))
     as_configured.use_hyperparameters(JobHyperparameters(lora_rank=4, lora_alpha=6.0))
     with pytest.raises(CapabilityError, match=r"trains LoRA weights of rank 4 and alpha 8 since.*rank 5"):
         adapter.use_hyperparameters(JobHyperparameters(lora_rank=5, lora_alpha=8.0))

@@ -14,8 +14,8 @@ import torch
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.grpo import Grpo
 from etude.backends.local_adapter import LocalAdapter
-from etude.backends.trainer_adapter import LocalAdapterConfig, LoraConfig
-from etude.config.finetuning import FinetuneConfig
+from etude.backends.trainer_adapter import LocalAdapterConfig
+from etude.config.finetuning import FinetuneConfig, LoraOptions
 from etude.core.errors import EngineError, StoreError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingStatusEnum
 from etude.core.sample import TrajectoryCollection
@@ -288,10 +288,10 @@ async def test_the_job_of_a_damaged_version_is_made_again(tmp_path, caplog, name
 
 
 async def test_lora_weights_are_versions_too(tmp_path):
-    adapter = await adapter_on(tmp_path, lora=LoraConfig(r=2))
+    adapter = await adapter_on(tmp_path, lora=LoraOptions(r=2))
     base = await adapter.current_version()
     version = await finish(adapter, collection("one"))
-    resumed = await adapter_on(tmp_path, lora=LoraConfig(r=2))
+    resumed = await adapter_on(tmp_path, lora=LoraOptions(r=2))
     assert await resumed.current_version() == base
     await resumed.restore(version)
     assert everything(resumed) == everything(adapter)
@@ -312,7 +312,7 @@ async def test_preferences_in_words_need_the_base_for_reference(tmp_path):
     assert (await finish(adapter, job)).number == 1
 
 
-@pytest.mark.parametrize("lora", [None, LoraConfig(r=4)], ids=["all weights", "LoRA"])
+@pytest.mark.parametrize("lora", [None, LoraOptions(r=4)], ids=["all weights", "LoRA"])
 async def test_collecting_ahead_the_engine_samples_from_the_weights_as_they_were_while_others_are_made(
     tmp_path, lora
 ):

@@ -5,10 +5,10 @@ import random
 import pytest
 import torch
 
+from etude.config.finetuning import LoraOptions
 from etude.engines import fused_llama
 from etude.engines.embedded import make_decoder
 from etude.engines.fused_llama import can_fuse
-from etude.models.policy import LoraOptions
 from tests.engines.test_decoder import assert_right, drawn_ids, live
 from tests.models.tiny_models import family, fresh_policy, true_logprobs
 from tests.support import one_quick

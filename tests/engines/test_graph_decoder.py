@@ -12,13 +12,14 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from etude.config.finetuning import LoraOptions
 from etude.core.call import Sampling
 from etude.engines import graph_decoder
 from etude.engines.embedded import make_decoder, tried_graph_decoder
 from etude.engines.graph_decoder import GraphDecoder, PassShape, cuda_graphs
 from etude.engines.sampler import LiveRow, uniforms
 from etude.models.device import choose_device
-from etude.models.policy import LoraOptions, Policy
+from etude.models.policy import Policy
 from tests.engines.test_decoder import assert_right, drawn_ids, live, rows_of_many_lengths, run
 from tests.engines.test_fused_llama import FUSED, randomise
 from tests.models.tiny_models import policy

@@ -14,12 +14,13 @@ import pytest_asyncio
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from etude.config.finetuning import LoraOptions
 from etude.core.call import Constraint, Delta, Sampling
 from etude.core.errors import EngineAway, EngineError, ImpossibleCall
 from etude.engines.vllm_engine import VllmEngine, VllmProcesses
 from etude.engines.vllm_process import VllmOptions, VllmProcess
 from etude.models.distribution import adjust_logits
-from etude.models.policy import LoraOptions, Policy
+from etude.models.policy import Policy
 from etude.models.text_codec import TextCodec
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.models.weights import write_lora_folder

@@ -13,9 +13,10 @@ import torch
 from etude.algorithms.dpo import Dpo
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
+from etude.config.finetuning import LoraOptions
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.team import PeerLost, ShardingTeam, Team, join_team
-from etude.models.policy import WEIGHTS_FILE, LoraOptions, Policy
+from etude.models.policy import WEIGHTS_FILE, Policy
 from etude.models.weights import load_tensors, save_tensors
 from tests.learner.gradients import forest, to_batch, train
 from tests.models.tiny_models import fresh_policy

@@ -8,11 +8,11 @@ import torch
 
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
+from etude.config.finetuning import LoraOptions
 from etude.core.errors import RequestError, StoreError, TrainingError
 from etude.core.job import ModelVersion
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.optimiser import Schedule
-from etude.models.policy import LoraOptions
 from tests.learner.gradients import assert_same, forest, get_gradient, sequences, to_batch, train
 from tests.models.tiny_models import family, fresh_policy, policy
 from tests.support import one_quick

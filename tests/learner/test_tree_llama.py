@@ -5,8 +5,9 @@ import torch
 
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.imitation import Supervised
+from etude.config.finetuning import LoraOptions
 from etude.learner.tree_llama import checkpointing_layers, is_lean
-from etude.models.policy import LoraOptions, Policy
+from etude.models.policy import Policy
 from tests.learner.gradients import Gradient, assert_same, forest, get_gradient, to_batch
 from tests.models.tiny_models import family, fresh_policy
 from tests.support import one_quick

@@ -12,11 +12,12 @@ from typing import Any
 import torch
 import transformers
 
+from etude.config.finetuning import LoraOptions
 from etude.engines.decoder import SlotDecoder
 from etude.engines.embedded import make_decoder
 from etude.learner.passes import tree_refusal
 from etude.models.architecture import layer_kinds, model_class
-from etude.models.policy import LoraOptions, Policy
+from etude.models.policy import Policy
 from tests.models.tiny_models import family, loud, tiny_sizes, tokenizer
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"

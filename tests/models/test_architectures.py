@@ -9,11 +9,12 @@ import torch
 import transformers
 
 from etude.algorithms.grpo import Grpo
+from etude.config.finetuning import LoraOptions
 from etude.core.errors import RequestError
 from etude.core.sample import Unit
 from etude.engines.embedded import make_decoder
 from etude.models.architecture import logit_error
-from etude.models.policy import LoraOptions, Policy
+from etude.models.policy import Policy
 from etude.server.backend import context_arguments
 from tests.engines.test_decoder import assert_right, rows_of_many_lengths, run
 from tests.learner.gradients import (

@@ -9,12 +9,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from etude.config.finetuning import LoraOptions
 from etude.core.call import ChatRequest
 from etude.core.errors import EngineError, RequestError
 from etude.core.job import ModelVersion
 from etude.models import weights
 from etude.models.device import choose_device, choose_dtype, limit_threads, usable_cores
-from etude.models.policy import LoraOptions, Policy
+from etude.models.policy import Policy
 from etude.models.weights import digest, load_tensors, save_tensors
 from etude.store.files import WEIGHTS_FILE, require_as_written
 from tests.models.tiny_models import chatml_policy, fresh_policy, says, user

@@ -20,11 +20,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import etude
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.samples import ScoredEpisode, Tally, targeted_calls
+from etude.config.finetuning import LoraOptions
 from etude.core.call import ChatRequest, Completion, Sampling
 from etude.core.episode import WORKFLOW
 from etude.core.sample import Unit
 from etude.engines.embedded import EmbeddedEngine
-from etude.models.policy import LoraOptions, Policy
+from etude.models.policy import Policy
 from etude.store.files import WEIGHTS_FILE
 from tests.cli.projects import events, process
 from tests.learner.gradients import Gradient, get_gradient

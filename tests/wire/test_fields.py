@@ -219,10 +219,6 @@ def reply(**fields: Any) -> dict[str, Any]:
     return {"messages": [*ASK, {"role": "assistant", "content": "x", **fields}, *ASK]}
 
 
-def block(**fields: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": [fields]}]}
-
-
 def tool_round(result: Mapping[str, Any], use: Mapping[str, Any]) -> dict[str, Any]:
     call = {"type": "tool_use", "id": "t1", "name": "add", "input": {}, **use}
     answer = {"type": "tool_result", "tool_use_id": "t1", **result}
@@ -430,8 +426,9 @@ def test_a_field_is_honoured_or_refused_by_name(part: Part) -> None:
 
 @pytest.mark.parametrize("part", [{}, {"text": None}, {"text": 5}])
 def test_a_part_of_text_has_a_text(part: dict[str, Any]) -> None:
+    asked = {"role": "user", "content": [{"type": "text", **part}]}
     with pytest.raises(RequestError, match=r"messages\[0\]\.content.* text .* string"):
-        read("/chat/completions", block(type="text", **part))
+        read("/chat/completions", {"messages": [asked]})
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from etude.core.sample import TrajectoryCollection
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.team import Team
 from etude.models.device import dtype_name
-from etude.models.policy import LoraOptions, Policy
+from etude.models.policy import Policy
 from etude.models.source import local_path
 from etude.processes.pool import Cluster
 from etude.processes.team import TeamRun
@@ -213,7 +213,7 @@ class ClusterOrder(JobOrder):
         loading = self.loading(team)
         policy = Policy.load(self.model, device=loading["device"], dtype=loading["dtype"])
         if (lora := self.config.lora) is not None:
-            policy.use_lora(LoraOptions(**lora.model_dump()), fold(self.seed, "lora"))
+            policy.use_lora(lora, fold(self.seed, "lora"))
         policy.keep_base()
         if self.begins_from is not None:
             policy.begin_from(self.begins_from)

@@ -15,18 +15,17 @@ from etude.backends.trainer_adapter import (
     Capabilities,
     JobHyperparameters,
     LocalAdapterConfig,
-    LoraConfig,
     TrainerAdapter,
     job_status,
 )
-from etude.config.finetuning import FinetuneConfig
+from etude.config.finetuning import FinetuneConfig, LoraOptions
 from etude.core.errors import CapabilityError, TrainingError
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash, fold
 from etude.core.sample import TrajectoryCollection
 from etude.learner.learner import TrainingCanceled
 from etude.models.device import release_threads
-from etude.models.policy import LoraOptions, Policy
+from etude.models.policy import Policy
 from etude.store.files import DamagedError
 
 _LOG = logging.getLogger("etude.versions")
@@ -90,7 +89,7 @@ class LocalAdapter(TrainerAdapter):
         config = self.adapter_config
         lora = config.lora_with(self._hyperparameters)
         if lora is not None:
-            self._policy.use_lora(LoraOptions(**lora.model_dump()), fold(self._seed, "lora"))
+            self._policy.use_lora(lora, fold(self._seed, "lora"))
         self._policy.keep_base()
         if run_config.collect_ahead:
             # The engine samples from the old weights until it adopts the new ones.
@@ -312,7 +311,7 @@ class LocalAdapter(TrainerAdapter):
         return self._workplace
 
 
-def _lora_words(lora: LoraConfig | None) -> str:
+def _lora_words(lora: LoraOptions | None) -> str:
     return "all weights" if lora is None else f"LoRA weights of rank {lora.r} and alpha {lora.alpha:g}"
 
 

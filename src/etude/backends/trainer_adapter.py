@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import pydantic.dataclasses
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from etude.algorithms.algorithm import Algorithm, changed_options, data_kind
 from etude.algorithms.collecting import Collecting, TrajectoryBuilder
 from etude.config.builder import Builder
 from etude.config.component import CHANGEABLE, LlmConfig
-from etude.config.finetuning import FinetuneConfig, TrainerAdapterConfig
+from etude.config.finetuning import FinetuneConfig, LoraOptions, TrainerAdapterConfig
 from etude.core.errors import CapabilityError
 from etude.core.interfaces import wrap_implementations
 from etude.core.job import ModelVersion, Skipped, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
@@ -377,17 +377,6 @@ LOCAL_CAPABILITIES = Capabilities(token_ids_for=EVERY_KIND, versions=True, from_
 """All algorithms, custom ones included, on token ids."""
 
 
-class LoraConfig(BaseModel, extra="forbid"):
-    """Train LoRA weights and freeze the model's own weights (Hu et al., 2021)."""
-
-    r: int = Field(default=16, ge=1)
-    """Rank."""
-    alpha: float = Field(default=32.0, gt=0)
-    """Scale: updates are multiplied by alpha / r."""
-    target_modules: list[str] | None = None
-    """Names of linear layers for LoRA weights. Default: all but the head."""
-
-
 class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
     """Train the model that the agents sample from, in this process or on the nodes of a cluster."""
 
@@ -412,7 +401,7 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
     gradient_checkpointing: Annotated[bool | None, CHANGEABLE] = None
     """Recompute the insides of layers for the gradient instead of keeping them. This saves memory and takes
     up to a third more time. Default: only once a GPU's memory has run out."""
-    lora: LoraConfig | None = None
+    lora: LoraOptions | None = None
     """Train LoRA weights. Default: train all weights."""
     shard_training: Annotated[bool, CHANGEABLE] = False
     """With `cluster.learners`: give each learner only a part of the weights and of the optimiser state."""
@@ -429,7 +418,7 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
         """The learning rate, with its default."""
         return self.learning_rate or (1e-5 if self.lora is None else 3e-4)
 
-    def lora_with(self, given: JobHyperparameters) -> LoraConfig | None:
+    def lora_with(self, given: JobHyperparameters) -> LoraOptions | None:
         """Return the config of the LoRA weights to train, or None for all weights."""
         rank, alpha = given.lora_rank, given.lora_alpha
         if rank is None:
@@ -437,7 +426,7 @@ class LocalAdapterConfig(TrainerAdapterConfig, name="local"):
         if not rank:
             return None
         changes = {"r": rank} if alpha is None else {"r": rank, "alpha": alpha}
-        return (self.lora or LoraConfig()).model_copy(update=changes)
+        return (self.lora or LoraOptions()).model_copy(update=changes)
 
     def for_job(self, kind: Kind, given: JobHyperparameters) -> Self:
         """Return the config for a job on this kind of data, with the given hyperparameters applied."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import Field, SerializeAsAny, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, field_validator, model_validator
 
 from etude.config.component import CHANGEABLE, AlarmConfig, ComponentConfig, DatasetConfig, OutputFolder
 from etude.config.data_files import read_jsonl
@@ -43,6 +43,17 @@ class TrajectoryBuilderConfig(_RewardedConfig):
 
 class TrainerAdapterConfig(_RewardedConfig):
     """The base of trainer adapter configs: an entry of `trainer_adapters`."""
+
+
+class LoraOptions(BaseModel, extra="forbid"):
+    """Train LoRA weights and freeze the model's own weights (Hu et al., 2021)."""
+
+    r: int = Field(default=16, ge=1)
+    """Rank."""
+    alpha: float = Field(default=32.0, gt=0)
+    """Scale: updates are multiplied by alpha / r."""
+    target_modules: list[str] | None = None
+    """Names of linear layers for LoRA weights. Default: all but the head."""
 
 
 class UntilConfig(DataModel, revalidate_instances="always"):

@@ -293,7 +293,7 @@ def load_version(wanted: RunVersion) -> Policy:
             )
         raise RequestError(problem)
     require_local_extra()
-    from etude.models.policy import LoraOptions, Policy
+    from etude.models.policy import Policy
 
     base, name, run = str(llm.model), str(config.finetuning.target_model), shlex.quote(str(wanted.run))
     if llm.tiny:
@@ -311,7 +311,7 @@ def load_version(wanted: RunVersion) -> Policy:
     if wanted.version is None:
         return policy
     if isinstance(adapter, LocalAdapterConfig) and adapter.lora is not None:
-        policy.use_lora(LoraOptions(**adapter.lora.model_dump()), seed=0)
+        policy.use_lora(adapter.lora, seed=0)
     policy.keep_base()
     kept, wish = wanted.folder, str(wanted).removeprefix(f"{wanted.run.name}:")
     location = wanted.version.location if kept is None else str(kept)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -14,6 +13,7 @@ from weakref import WeakSet
 import torch
 from safetensors import SafetensorError
 
+from etude.config.finetuning import LoraOptions
 from etude.core.errors import EngineError, RequestError, StoreError
 from etude.core.job import ModelVersion
 from etude.models.architecture import BUILDING, count_parameters, language_parts, why_unusable, with_lora
@@ -21,16 +21,6 @@ from etude.models.device import choose_device, choose_dtype, limit_threads, rele
 from etude.models.text_codec import TextCodec, load_generation_config, load_tokenizer
 from etude.models.weights import digest, load_model, load_tensors, loading, own_part, silence_transformers
 from etude.store.files import WEIGHTS_FILE
-
-
-@dataclass(frozen=True, slots=True)
-class LoraOptions:
-    """LoRA weights (Hu et al., 2021): train low-rank updates, with the base model unchanged."""
-
-    r: int = 16
-    alpha: float = 32.0
-    target_modules: Sequence[str] | None = None
-    """Names of the modules with LoRA weights; None means all that can have them."""
 
 
 class Policy:
@@ -101,7 +91,7 @@ class Policy:
 
         if isinstance(self.model, PeftModel):
             return
-        modules = list(options.target_modules) if options.target_modules else "all-linear"
+        modules = options.target_modules or "all-linear"
         config = LoraConfig(
             r=options.r, lora_alpha=options.alpha, target_modules=modules, task_type="CAUSAL_LM"
         )

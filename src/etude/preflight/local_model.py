@@ -11,7 +11,7 @@ from etude.core.call import ChatRequest
 from etude.core.errors import EtudeError, RequestError
 from etude.engines.local import LocalLlmConfig
 from etude.models.device import available_memory, choose_device, choose_dtype, shown_bytes
-from etude.models.policy import LoraOptions, Policy
+from etude.models.policy import Policy
 from etude.models.rendering import TOOL
 from etude.models.source import is_gguf
 from etude.models.text_codec import load_generation_config, load_tokenizer
@@ -29,7 +29,7 @@ def check_local_model(
     parameters = sum(value.numel() for value in policy.model.parameters())
     dtype = choose_dtype(llm.dtype, device, parameters)
     if adapter is not None and adapter.lora is not None:
-        policy.use_lora(LoraOptions(**adapter.lora.model_dump()), seed=0)
+        policy.use_lora(adapter.lora, seed=0)
     trainable = sum(value.numel() for value in policy.trainable().values()) if adapter is not None else 0
     trained = f", {trainable / 1e6:.3g} M trained" if trainable and trainable != parameters else ""
     findings.ok(

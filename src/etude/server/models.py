@@ -15,10 +15,11 @@ from starlette.background import BackgroundTask
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import FileResponse
 
+from etude.config.finetuning import LoraOptions
 from etude.core.errors import EtudeError
 from etude.core.job import ModelVersion
 from etude.models.device import choose_device, dtype_name
-from etude.models.policy import LoraOptions, Policy, policy_dtype
+from etude.models.policy import Policy, policy_dtype
 from etude.server.database import MODELS, Row, fetch_row
 from etude.server.guard import not_found
 from etude.server.settings import ServerSettings
@@ -84,7 +85,7 @@ def load_policy(settings: ServerSettings, model: ServedModel, *, keep_base: bool
     """
     policy = Policy.load(settings.model, device=settings.device, dtype=settings.dtype)
     if model.lora is not None:
-        policy.use_lora(LoraOptions(model.lora["r"], model.lora["alpha"]), 0)
+        policy.use_lora(LoraOptions(**model.lora), 0)
     if keep_base and model.folder is not None:
         policy.keep_base()
     if model.folder is not None:

@@ -18,13 +18,13 @@ from etude.backends.job_rows import units_of_rows
 from etude.backends.job_training import JobData, JobTraining, News
 from etude.backends.job_worker import ForkedProcess, JobFolder, JobOrder, ProcessJob, program
 from etude.backends.lm_server import FREE_ENGINE
+from etude.config.finetuning import LoraOptions
 from etude.core.errors import TrainingError
 from etude.core.keys import fold
 from etude.core.training_rows import ROW_OF
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.optimiser import Schedule
 from etude.learner.team import Team
-from etude.models.policy import LoraOptions
 from etude.models.source import local_path
 from etude.models.weights import digest, save_tensors
 from etude.processes.team import Places, TeamRun, local_places
@@ -239,7 +239,8 @@ class ServerOrder(JobOrder):
         from_base = keeps_reference and values.get("reference") == "base"
         policy = load_policy(settings, self.start, keep_base=from_base)
         if values["lora_rank"] > 0 and self.start.lora is None:
-            policy.use_lora(LoraOptions(values["lora_rank"], values["lora_alpha"]), fold(self.seed, "lora"))
+            lora = LoraOptions(r=values["lora_rank"], alpha=values["lora_alpha"])
+            policy.use_lora(lora, fold(self.seed, "lora"))
         if keeps_reference:
             policy.keep_base()  # Unless the server's base model is the reference, the start model is.
         before = policy.digest()
