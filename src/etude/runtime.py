@@ -1,8 +1,7 @@
 """The runtime: the parts of one run, assembled from its config."""
 
-import gc
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -82,8 +81,7 @@ async def open_runtime(
         ledger = Ledger(run.journal, config.llms, config.budget)
         builder.wrap_llm = lambda name, engine: MeteredEngine(name, engine, ledger, config.llms)
         given = {name: builder.wrap_llm(name, engine) for name, engine in (engines or {}).items()}
-        with _keeping_garbage():
-            models = {name: given.get(name) or await builder.get_llm(name) for name in config.llms} | given
+        models = {name: given.get(name) or await builder.get_llm(name) for name in config.llms} | given
         runner = await exits.enter_async_context(open_runner(builder, run, models, given, ledger))
         settings = config.finetuning.run_configuration
         cluster: Cluster | None = await builder.get_cluster()
@@ -121,19 +119,6 @@ async def open_runtime(
             watchdog=watchdog,
             ledger=ledger,
         )
-
-
-@contextmanager
-def _keeping_garbage() -> Iterator[None]:
-    """Collect no garbage in the block: Python would look again and again through the million objects of the
-    modules that a model needs, for a third of a second."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 async def _keep_examples(run: RunFolder, examples: Sequence[Example], progress: Progress) -> None:
