@@ -149,6 +149,7 @@ def test_jobs_and_their_events_come_in_pages(client: openai.OpenAI) -> None:
         ),
         ({"method": {"type": "supervised", "dpo": {}}}, "method", "options for dpo"),
         ({"extra_body": {"typo": 1}}, "typo", "not permitted"),
+        ({"extra_body": {"method": None}}, "method", "extract fields from$"),
         ({"extra_headers": {"Content-Type": "text/plain"}}, None, "application/json.*found text/plain"),
     ],
 )
@@ -170,11 +171,16 @@ def test_unknown_jobs_are_404s(client: openai.OpenAI) -> None:
         assert caught.value.code == "fine_tune_not_found"
 
 
-def test_a_row_that_the_model_cannot_take_fails_the_job_with_its_number(client: openai.OpenAI) -> None:
+@pytest.mark.parametrize("which", ["training_file", "validation_file"])
+def test_a_row_that_the_model_cannot_take_fails_the_job_with_its_place(
+    client: openai.OpenAI, which: str
+) -> None:
     long = {"messages": [ASK | {"content": "0123456789" * 50}, YES]}
-    job = wait(client, create(client, upload(client, [*supervised_rows(2), long])).id)
+    lines = "\n\n".join(map(json.dumps, [*supervised_rows(2), long])).encode()
+    wrong = client.files.create(file=("long.jsonl", lines), purpose="fine-tune").id
+    job = wait(client, create(client, upload(client, supervised_rows(2)), request={which: wrong}).id)
     assert job.status == "failed" and job.error is not None
-    assert "row 3: it has" in job.error.message and "128" in job.error.message
+    assert f"{wrong}, line 5: it has" in job.error.message and "128" in job.error.message
     assert job.fine_tuned_model is None
 
 

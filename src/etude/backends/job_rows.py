@@ -15,15 +15,15 @@ from etude.models.template import ChatTemplate
 
 
 def units_of_rows(
-    rows: Iterable[SupervisedRow | DpoRow | GrpoRow], policy: Policy, algorithm: Algorithm
+    rows: Iterable[tuple[str, TrainingRow]], policy: Policy, algorithm: Algorithm
 ) -> list[Row]:
-    """Return the units of each row of a training file: one, or a group.
+    """Return the units of each row of a training file: one, or a group. Each row comes after its place.
 
-    Raises TrainingError with the number of a row that does not fit the model.
+    Raises TrainingError with the place of a row that does not fit the model.
     """
     vocabulary = policy.model.get_input_embeddings().num_embeddings
     groups: list[list[Sample | Pair]] = []
-    for number, row in enumerate(rows, start=1):
+    for place, row in rows:
         try:
             groups.append(units_of_row(row, policy.template))
             for sample in chain.from_iterable(unit.samples for unit in groups[-1]):
@@ -38,7 +38,7 @@ def units_of_rows(
                         "sampled from another model?"
                     )
         except EtudeError as error:
-            raise TrainingError(f"row {number}: {error}") from error
+            raise TrainingError(f"{place}: {error}") from error
     units = iter(algorithm.units(groups))
     return [tuple(next(units) for _ in group) for group in groups]
 

@@ -69,13 +69,16 @@ def check_training_file(filename: str, file: BinaryIO, codec: TextCodec | None =
     return method, rows
 
 
-def read_rows(path: Path, method: Method) -> Iterator[TrainingRow]:
-    """Yield the rows of a file that was checked on upload. Raises RequestError if it was deleted since."""
+def read_rows(path: Path, method: Method) -> Iterator[tuple[str, TrainingRow]]:
+    """Yield each row of a file that was checked on upload, after its place, like `file-1, line 2`.
+
+    Raises RequestError if the file was deleted since.
+    """
     if not path.exists():
         raise RequestError(f"file {path.name} was deleted before the job could read it")
     with path.open("rb") as file:
-        for _, line in _lines(path.name, file):
-            yield ROWS[method].model_validate(read_json(line))
+        for number, line in _lines(path.name, file):
+            yield f"{path.name}, line {number}", ROWS[method].model_validate(read_json(line))
 
 
 def _lines(filename: str, file: BinaryIO) -> Iterator[tuple[int, bytes]]:

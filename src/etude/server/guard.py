@@ -62,7 +62,7 @@ def api_error(request: Request, error: Exception) -> ApiError:
             return answer
         case RequestValidationError():
             message, param = describe_problems(error.errors())
-            if error.errors()[0]["type"] == "model_attributes_type":
+            if param is None and error.errors()[0]["type"] == "model_attributes_type":
                 found = request.headers.get("content-type", "none")
                 message += f"; send a JSON object with `Content-Type: application/json`, found {found}"
             return ApiError(400, message, param=param, code="invalid_value")

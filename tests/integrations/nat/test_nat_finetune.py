@@ -7,14 +7,13 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 import yaml
 
 from tests.integrations.nat.toolkit import SECONDS, calls, journal
-from tests.support import read_summary
+from tests.support import read_summary, wait_until
 
 pytestmark = pytest.mark.nat
 
@@ -76,14 +75,12 @@ def test_a_killed_run_goes_on_when_the_same_command_is_typed_again(project):
 
 
 def _wait_for_calls(project, process):
-    deadline = time.monotonic() + SECONDS
-    while time.monotonic() < deadline:
-        found = calls(journal(project.runs[0])) if project.runs else {}
-        if len(found) >= KILLED_AFTER:
-            return found
+    def enough_calls():
+        made = calls(journal(project.runs[0])) if project.runs else {}
         assert process.poll() is None, "it ended before it could be killed"
-        time.sleep(0.05)
-    raise AssertionError("too few calls")
+        return made if len(made) >= KILLED_AFTER else None
+
+    return wait_until(enough_calls, SECONDS)
 
 
 @pytest.mark.parametrize(
