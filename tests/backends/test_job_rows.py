@@ -36,7 +36,7 @@ def learned_texts(template: str, *messages: dict) -> list[tuple[str, str]]:
     """Of each sequence its text, and the text that is learned."""
     policy = chatml_policy(template)
     given = SupervisedRow.model_validate({"messages": messages})
-    (row,) = units_of_rows([("f.jsonl, line 1", given)], policy, Supervised())
+    (row,) = units_of_rows([("line 1", given)], policy, Supervised())
     texts = []
     for unit in row:
         (sample,) = unit
@@ -89,7 +89,7 @@ def test_thinking_of_context_may_be_dropped() -> None:
 
 
 def test_thinking_that_the_template_does_not_write_is_refused() -> None:
-    with pytest.raises(TrainingError, match=r"f.jsonl, line 1: .*template .*all of reasoning_content.*'it is 3\.'"):
+    with pytest.raises(TrainingError, match=r"line 1: .*template .*all of reasoning_content.*'it is 3\.'"):
         learned_texts(CHATML, *TALK[:2])
 
 

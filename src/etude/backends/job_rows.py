@@ -14,9 +14,7 @@ from etude.models.policy import Policy
 from etude.models.template import ChatTemplate
 
 
-def units_of_rows(
-    rows: Iterable[tuple[str, TrainingRow]], policy: Policy, algorithm: Algorithm
-) -> list[Row]:
+def units_of_rows(rows: Iterable[tuple[str, TrainingRow]], policy: Policy, algorithm: Algorithm) -> list[Row]:
     """Return the units of each row of a training file: one, or a group. Each row comes after its place.
 
     Raises TrainingError with the place of a row that does not fit the model.
@@ -54,7 +52,7 @@ def require_written(row: TrainingRow, template: ChatTemplate) -> None:
         _conversations(row, template.require_written)
 
 
-def units_of_row(row: SupervisedRow | DpoRow | GrpoRow, template: ChatTemplate) -> list[Sample | Pair]:
+def units_of_row(row: TrainingRow, template: ChatTemplate) -> list[Sample | Pair]:
     """Return the samples or the pair of a row. Raises as `require_written`."""
     if isinstance(row, GrpoRow):
         return [*row.group()]

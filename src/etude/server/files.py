@@ -70,10 +70,7 @@ def check_training_file(filename: str, file: BinaryIO, codec: TextCodec | None =
 
 
 def read_rows(path: Path, method: Method) -> Iterator[tuple[str, TrainingRow]]:
-    """Yield each row of a file that was checked on upload, after its place, like `file-1, line 2`.
-
-    Raises RequestError if the file was deleted since.
-    """
+    """Yield the place of each row, like `file-1, line 2`, and the row. Raises RequestError without a file."""
     if not path.exists():
         raise RequestError(f"file {path.name} was deleted before the job could read it")
     with path.open("rb") as file:
