@@ -61,7 +61,7 @@ def _list_episodes(
     from etude.store.facts import find_run
     from etude.store.outline import find_episodes, parse_query
     from etude.store.run_folder import RunFolder
-    from etude.store.stored_config import reward_names, stored_data
+    from etude.store.stored_config import reward_names
 
     query, path = parse_query(words), find_run(name, output_dir)
     with RunFolder.read(path) as folder:
@@ -70,7 +70,7 @@ def _list_episodes(
             known = ", ".join(phases[:10]) or "none yet"
             raise RequestError(f"there are no episodes of the phase '{phase}'; there are: {known}")
         chosen = phases if phase == "all" else [phase or phases[0]] if phases else []
-        reward = next(iter(reward_names(stored_data(path, required=False)).values()), None)
+        reward = next(iter(reward_names(path).values()), None)
         selection = find_episodes(folder.journal, chosen, reward, query, limit=limit)
     if as_json:
         sets = ("agents", "versions")

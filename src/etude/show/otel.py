@@ -15,6 +15,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from etude.config.component import TrackerConfig
+from etude.config.document import value_at
 from etude.core.call import Call
 from etude.core.episode import EpisodeRecord, ToolUse
 from etude.core.errors import EtudeError
@@ -145,7 +146,7 @@ class OtelTracker:
             yield Event("gen_ai.evaluation.result", facts, round(times[f"{episode}/score/{name}"] * 1e9))
 
     def _describe_call(self, call: Call) -> _Told:
-        entry, completion = (self._run.config.get("llms") or {}).get(call.model) or {}, call.completion
+        entry, completion = value_at(self._run.config, ("llms", call.model)) or {}, call.completion
         model = str(entry.get("model") or entry.get("model_name") or call.model)
         asked = {f"gen_ai.request.{name}": getattr(call.request.sampling, name) for name in _SAMPLING}
         about: dict[str, Any] = {

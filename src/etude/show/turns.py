@@ -18,7 +18,7 @@ from etude.core.message import Message, is_text, message_text
 from etude.protocols.tree import EpisodeTree
 from etude.store.episodes import episode_scores, read_episode
 from etude.store.run_folder import RunFolder
-from etude.store.stored_config import reward_names, stored_data
+from etude.store.stored_config import reward_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def episode_transcript(run: RunFolder, episode: str) -> str:
         if record.failure is None:
             shown["output"] = jsonable(record.output)
     stored = episode_scores(run.journal, record.id)
-    rewarded = reward_names(stored_data(run.path, required=False)).get(None, "")
+    rewarded = reward_names(run.path).get(None, "")
     if (reward := stored.get(rewarded, {}).get("score")) is not None:
         shown["reward"] = reward
     if stored:

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, TypeAlias
 
-from etude.config.document import KeyPath, join_path, leaves
+from etude.config.document import KeyPath, join_path, leaves, value_at
 from etude.core.errors import EtudeError, RequestError, nearest
 from etude.core.history import History, Score
 from etude.core.job import ModelVersion
@@ -121,15 +121,16 @@ def read_facts(path: Path, *, required: bool = False) -> RunFacts:
             known = {target: each.history for target, each in states.items()}
             storage = run.read_json(STORAGE)
         settings = stored_data(path, required=False)
-        finetuning = settings.get("finetuning") or {}
-        summary = summary_in(known, run.name, finetuning.get("num_epochs"))
+        num_epochs = value_at(settings, ("finetuning", "num_epochs"))
+        summary = summary_in(known, run.name, num_epochs)
     except EtudeError as error:
         if required and not known:
             raise
         return RunFacts(path.name, path, "train", "unreadable", changed, problem=str(error), histories=known)
     parts = trained_parts(settings)
-    for key in ("method", "backend") if finetuning.get("targets") else ():
-        own = (trained_parts(settings, target)[key] for target in finetuning["targets"])
+    targets = value_at(settings, ("finetuning", "targets"))
+    for key in ("method", "backend") if targets else ():
+        own = (trained_parts(settings, target)[key] for target in targets)
         parts[key] = ", ".join(filter(None, dict.fromkeys(own))) or None
     in_use_by = lock_holder(path / LOCK)
     ended = end_of_run(states)
@@ -143,7 +144,7 @@ def read_facts(path: Path, *, required: bool = False) -> RunFacts:
         changed=changed,
         in_use_by=in_use_by,
         ended=None if ended is None else ended.timestamp,
-        num_epochs=finetuning.get("num_epochs"),
+        num_epochs=num_epochs,
         **parts,
         model=None if request is None else evaluated_model(request, parts["base"]),
         summary=summary,
@@ -410,7 +411,7 @@ def paired_differences(first: Path, second: Path) -> dict[str, Estimate]:
 
 def stored_scores(run: Path) -> dict[str, dict[MeasuredExample, list[Mapping[str, Any]]]]:
     """Return the scores in a run's evaluation, or else in its last validation, by evaluator and example."""
-    evaluators = (stored_data(run, required=False).get("eval") or {}).get("evaluators") or {}
+    evaluators = value_at(stored_data(run, required=False), ("eval", "evaluators")) or {}
     scores: dict[str, dict[MeasuredExample, list[Mapping[str, Any]]]] = {name: {} for name in evaluators}
     with RunFolder.read(run) as folder:
         phases = [

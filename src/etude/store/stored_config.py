@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from etude.config.document import parse_document, strings
+from etude.config.document import parse_document, strings, value_at
 from etude.config.load import parse_config
 from etude.config.registry import LIVE
 from etude.config.schema import Config
@@ -44,63 +44,58 @@ def needs_program(run: Path) -> bool:
     return any(path[-1] == "_type" and value == LIVE for path, value in values)
 
 
-def reward_names(data: Mapping[str, Any]) -> dict[str | None, str]:
+def reward_names(run: Path) -> dict[str | None, str]:
     """Return the reward's evaluator by target. The key is None in a run that trains one model."""
-    finetuning = data.get("finetuning") or {}
-    blocks: Mapping[str | None, Any] = finetuning.get("targets") or {None: finetuning}
-    rewards = {target: (block or {}).get("reward_function") or {} for target, block in blocks.items()}
-    return {target: reward["name"] for target, reward in rewards.items() if reward.get("name") is not None}
+    block = value_at(stored_data(run, required=False), ("finetuning",))
+    blocks: Mapping[str | None, Any] = value_at(block, ("targets",)) or {None: block}
+    names = {target: value_at(own, ("reward_function", "name")) for target, own in blocks.items()}
+    return {target: name for target, name in names.items() if name is not None}
 
 
-def model_config(run: Path, target_name: str | None = None) -> Config:
+def model_config(run: Path, target: str | None = None) -> Config:
     """Return a config with only a run's trained model and its adapter. Raises ConfigError."""
     data = stored_data(run)
-    finetuning = data.get("finetuning") or {}
-    names = _names(finetuning, target_name)
-    target, adapter = names["model"], names["trainer_adapter"]
-    kept: dict[str, Any] = {
-        "llms": {target: (data.get("llms") or {}).get(target)} if target else {},
-        "trainer_adapters": {adapter: (data.get("trainer_adapters") or {}).get(adapter)} if adapter else {},
-        "finetuning": {"target_model": target, "trainer_adapter": adapter},
-    }
+    (model, llm), (adapter, settings) = _entry(data, target, "model"), _entry(data, target, "trainer_adapter")
+    block = {"target_model": model, "trainer_adapter": adapter}
     for key in ("seed", "deterministic"):
-        if key in finetuning:
-            kept["finetuning"][key] = finetuning[key]
+        if (value := value_at(data, ("finetuning", key))) is not None:
+            block[key] = value
+    kept: dict[str, Any] = {
+        "llms": {model: llm} if model else {},
+        "trainer_adapters": {adapter: settings} if adapter else {},
+        "finetuning": block,
+    }
     return parse_config(without_secrets(kept))
 
 
-def trained_parts(data: Mapping[str, Any], target_name: str | None = None) -> dict[str, Any]:
+def trained_parts(data: Mapping[str, Any], target: str | None = None) -> dict[str, Any]:
     """Return `method` and `backend`, the types of the builder and the adapter, and `base`, the trained model.
 
-    They are None if a run trains several models and `target_name` does not select one.
+    They are None if a run trains several models and `target` does not select one.
     """
-    names = _names(data.get("finetuning") or {}, target_name)
-    model = _entry(data, "llms", names["model"])
-    return {
-        "method": _entry(data, "trajectory_builders", names["trajectory_builder"]).get("_type"),
-        "backend": _entry(data, "trainer_adapters", names["trainer_adapter"]).get("_type"),
-        "base": model.get("model") or model.get("model_name") or ("tiny" if model.get("tiny") else None),
-    }
+    model, builder, adapter = (_entry(data, target, part)[1] for part in _SECTIONS)
+    base = model.get("model") or model.get("model_name") or ("tiny" if model.get("tiny") else None)
+    return {"method": builder.get("_type"), "backend": adapter.get("_type"), "base": base}
 
 
-def is_local(run: Path, target_name: str | None = None) -> bool:
+def is_local(run: Path, target: str | None = None) -> bool:
     """Return whether the trained model runs in this process. Then its weights are in the run folder."""
-    data = stored_data(run)
-    model = _names(data.get("finetuning") or {}, target_name)["model"]
-    return _entry(data, "llms", model).get("_type") == "local"
+    return _entry(stored_data(run), target, "model")[1].get("_type") == "local"
 
 
-def _names(finetuning: Mapping[str, Any], target_name: str | None) -> dict[str, Any]:
-    block, model = finetuning, "target_model"
-    if target_name is not None:
-        block, model = (finetuning.get("targets") or {}).get(target_name) or {}, "model"
-    others = {key: block.get(key) for key in ("trajectory_builder", "trainer_adapter")}
-    return {"model": block.get(model), **others}
+_SECTIONS = {
+    "model": "llms",
+    "trajectory_builder": "trajectory_builders",
+    "trainer_adapter": "trainer_adapters",
+}
 
 
-def _entry(data: Mapping[str, Any], section: str, name: Any) -> Mapping[str, Any]:
-    entry = (data.get(section) or {}).get(name)
-    return entry if isinstance(entry, dict) else {}
+def _entry(data: Mapping[str, Any], target: str | None, part: str) -> tuple[Any, dict[str, Any]]:
+    """Return the name and the entry of a part that trains a model; None and an empty entry without one."""
+    block = ("finetuning",) if target is None else ("finetuning", "targets", target)
+    key = "target_model" if part == "model" and target is None else part
+    name = value_at(data, (*block, key))
+    return name, value_at(data, (_SECTIONS[part], name)) or {}
 
 
 def without_secrets(value: Any) -> Any:

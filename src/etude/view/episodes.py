@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from etude.algorithms.samples import find_branches, is_play
+from etude.config.document import value_at
 from etude.core.call import Call, Completion
 from etude.core.data_model import finite
 from etude.core.episode import EpisodeRecord
@@ -26,8 +27,8 @@ from etude.store.histories import read_histories
 from etude.store.journal import Journal
 from etude.store.outline import EpisodeOutline, find_episodes, outlines, parse_query
 from etude.store.run_folder import RunFolder
-from etude.store.stored_config import stored_data
-from etude.view.pages import page, reward_evaluator, reward_evaluators, run_path, whole_number
+from etude.store.stored_config import reward_names, stored_data
+from etude.view.pages import page, reward_evaluator, run_path, whole_number
 
 GROUPS, EPISODES = 40, 100
 """The most on one page."""
@@ -71,7 +72,7 @@ def phase_page(request: Request) -> Response:
         entry=entry,
         groups=groups[:GROUPS],
         rewards=[episode.reward for group in groups for episode in group],
-        rewarded=reward_evaluator(path) if len(reward_evaluators(path)) > 1 else None,
+        rewarded=reward_evaluator(path) if len(reward_names(path)) > 1 else None,
         more=more,
         **_neighbours(phases, phase),
     )
@@ -168,7 +169,7 @@ def episode_page(request: Request) -> Response:
     """Show one episode."""
     path = run_path(request)
     start = whole_number(request, "turn")
-    id, rewards = request.path_params["id"], reward_evaluators(path)
+    id, rewards = request.path_params["id"], reward_names(path)
     with RunFolder.read(path) as run:
         record, (phase, _) = read_record(run, id), split_id(run.journal, id)
         turns = _turns(record)
@@ -378,7 +379,7 @@ def tokenizer_file(run: Path, model: str) -> Path | None:
     """Return where the tokenizer of `model`, an entry of `llms`, is. Does not ask the network."""
     if find_spec("tokenizers") is None:
         return None
-    entry = (stored_data(run, required=False).get("llms") or {}).get(model) or {}
+    entry = value_at(stored_data(run, required=False), ("llms", model)) or {}
     source = str(entry.get("tokenizer") or entry.get("model") or entry.get("model_name") or "")
     # A tiny model is made in the run folder.
     for folder in (base_folder(run, model), Path(source).expanduser() if source else run):
