@@ -34,7 +34,7 @@ def test_episodes_are_listed_and_filtered(project):
         (["e", "reward<x"], "reward<0.5"),
         (["e", "--phase", "train/9"], "there are: eval"),
         (["show"], "name one episode"),
-        (["show", "train/1/x/0"], "no episode"),
+        (["show", "train/1/x/0"], "no finished episode"),
         (["nothing"], "no run 'nothing'"),
     ],
 )

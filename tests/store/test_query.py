@@ -8,7 +8,7 @@ import pytest
 from etude.core.episode import EpisodeRecord, Example, Failure
 from etude.core.errors import RequestError
 from etude.rollout.phases import collection_phase, phase_name
-from etude.store.episodes import choose_phase, encode_episode, list_phases, phase_epoch
+from etude.store.episodes import choose_phase, encode_episode, list_phases, phase_stage
 from etude.store.journal import Journal
 from etude.store.outline import EpisodeOutline, find_episodes, outlines, parse_query
 
@@ -91,11 +91,18 @@ async def test_phases_come_latest_first_and_the_first_is_chosen_unless_another_i
 
 
 @pytest.mark.parametrize(
-    ("phase", "epoch"),
-    [("train/4", 3), ("train/4.2", 3), ("train/4-k2.2", 3), ("validation/3", None), ("eval", None)],
+    ("name", "stage"),
+    [
+        ("train/4", ("train", 4)),
+        ("train/4.2", ("train", 4)),
+        ("train/4-k2.2/example/0", ("train", 4)),
+        ("validation/3", ("validation", 3)),
+        ("train/4b", None),
+        ("eval", None),
+    ],
 )
-def test_the_epoch_that_a_phase_was_collected_for(phase, epoch):
-    assert phase_epoch(phase) == epoch
+def test_what_a_phase_was_collected_for(name, stage):
+    assert phase_stage(name) == stage
 
 
 def test_a_label_with_a_dot_is_not_taken_for_a_number():

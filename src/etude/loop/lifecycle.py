@@ -35,6 +35,7 @@ from etude.loop.bookkeeper import Bookkeeper
 from etude.rollout.evaluation import forget_failures
 from etude.store.backup import split_run_address
 from etude.store.database import DATABASE, journal_damage, open_database
+from etude.store.episodes import phase_stage
 from etude.store.facts import stored_at
 from etude.store.figures import last_version
 from etude.store.files import damage_in
@@ -42,9 +43,6 @@ from etude.store.histories import end_of_run, read_histories
 from etude.store.journal import ModelLog, read_states
 from etude.store.run_folder import CONFIG, LOCK, RunFolder, RunLock
 from etude.store.stored_config import stored_data, stored_text, trained_parts
-
-_EPOCH = re.compile(r"(train|validation)/(\d+)(?!\w)")
-
 
 _NUM_EPOCHS, _ALARMS = "finetuning.num_epochs", "finetuning.alarms"
 
@@ -147,10 +145,9 @@ async def retry_failed(run: RunFolder) -> Counter[str] | None:
     }
 
     def is_open(episode_id: str) -> bool:
-        match = _EPOCH.match(episode_id)
-        if match is None:
+        if (stage := phase_stage(episode_id)) is None:
             return True
-        phase, epoch = match[1], int(match[2])
+        phase, epoch = stage
         submitted = phase == "train" and any((epoch - 1, 1) in past.submissions for past in states)
         return epoch not in recorded[phase] and not submitted
 

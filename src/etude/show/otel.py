@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,7 +20,7 @@ from etude.core.episode import EpisodeRecord, ToolUse
 from etude.core.errors import EtudeError
 from etude.core.secrets import mask_secrets, masked_data
 from etude.show.tracker import RunRecord, State, TrackedRun, register_package_tracker
-from etude.store.episodes import EVALUATION, episode_scores, iter_episodes
+from etude.store.episodes import EVALUATION, episode_scores, iter_episodes, phase_stage
 from etude.store.histories import read_histories
 from etude.store.journal import Journal
 from etude.store.run_folder import RunFolder
@@ -83,9 +82,8 @@ class OtelTracker:
             part = _EPISODES.get(record.kind, "").format(epoch=record.step)
             if not part or (record.kind != "warm_up" and record.target not in (None, first)):
                 return
-            episodes = (
-                each for each in iter_episodes(run.journal, part) if re.match(rf"{part}(?!\d)", each.id)
-            )
+            found = iter_episodes(run.journal, part)  # With `train/3`, also those of `train/30`.
+            episodes = (each for each in found if phase_stage(each.id) == phase_stage(part))
             spans = chain.from_iterable(self._episode_spans(run.journal, each) for each in episodes)
             while batch := [*islice(spans, _SPANS_AT_ONCE)]:
                 if self._exporter.export(batch) is not SpanExportResult.SUCCESS:

@@ -7,7 +7,6 @@ again if the process was killed meanwhile. An unreachable tracker is tried again
 """
 
 import asyncio
-import re
 import secrets
 import shlex
 import threading
@@ -29,6 +28,7 @@ from etude.core.interfaces import Progress
 from etude.core.keys import content_hash
 from etude.core.records import ModelState
 from etude.engines.ledger import Bill, BillEntry, load_bill, total
+from etude.store.episodes import phase_stage
 from etude.store.histories import end_of_run
 from etude.store.journal import Json, read_states
 from etude.store.run_folder import RunFolder
@@ -181,8 +181,7 @@ def _epoch_figures(
         metrics[f"{prefix}train/tokens_per_second"] = tokens / seconds
     if has_episodes:
         # The first model reports the cost of episodes that several models share.
-        phase = re.compile(rf"train/{entry.epoch}(?!\d)")
-        lines = [line for line in bill.lines if phase.match(line.phase)]
+        lines = [line for line in bill.lines if phase_stage(line.phase) == ("train", entry.epoch)]
         metrics |= {f"cost/{name}": value for name, value in _costs(total(lines)).items()}
     names = {each.ref.run_id for each in state.submissions.values() if each.epoch == entry.epoch - 1}
     jobs = total([line for line in bill.lines if line.phase in names])

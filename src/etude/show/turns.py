@@ -12,11 +12,10 @@ import yaml
 
 from etude.algorithms.samples import is_play
 from etude.core.episode import WORKFLOW, AddedCall, EpisodeRecord, Event, in_order
-from etude.core.errors import RequestError
 from etude.core.json_text import jsonable, read_json
 from etude.core.message import Message, is_text, message_text
 from etude.protocols.tree import EpisodeTree
-from etude.store.episodes import episode_scores, read_episode
+from etude.store.episodes import episode_scores, require_episode
 from etude.store.run_folder import RunFolder
 from etude.store.stored_config import reward_names
 
@@ -113,12 +112,7 @@ def _event(event: Event) -> Turn:
 
 def episode_transcript(run: RunFolder, episode: str) -> str:
     """Return an episode's transcript as YAML. Raises RequestError if there is no such episode."""
-    record = read_episode(run.journal, episode)
-    if record is None:
-        raise RequestError(
-            f"run {run.name} has no episode '{episode}'; an episode is named by its phase, example and "
-            f"generation. `etude episodes {run.path}` lists them"
-        )
+    record = require_episode(run, episode)
     inputs, expected = jsonable(dict(record.example.inputs)), jsonable(record.example.expected)
     shown = {"episode": record.id, "example": record.example.id, "inputs": inputs, "expected": expected}
     if record.failure is not None:

@@ -30,6 +30,7 @@ from etude.core.json_text import jsonable, plain
 from etude.core.keys import content_hash
 from etude.core.secrets import mask_secrets
 from etude.store.journal import Journal, Json, Steps
+from etude.store.run_folder import RunFolder
 
 _SAMPLING = TypeAdapter(Sampling)
 _PACKED = {"completion_ids": "i", "logprobs": "d"}
@@ -199,7 +200,7 @@ def example_digest(encoded: Json) -> str:
 EVALUATION = "eval"
 """The phase of `etude evaluate`."""
 
-_PHASE = re.compile(r"(train|validation)/(\d+)([^.]*)(?:\.(\d+))?")
+_PHASE = re.compile(r"(train|validation)/(\d+)(?!\w)([^./]*)(?:\.(\d+))?")
 
 
 def call_key(episode_id: str, name: str) -> str:
@@ -255,6 +256,17 @@ def read_episode(journal: Steps, episode_id: str, example: Example | None = None
     data = journal.get(episode_id)
     is_finished = isinstance(data, dict) and "episode" in data and "calls" in data
     return _decode_episode(journal, data, example) if is_finished else None
+
+
+def require_episode(run: RunFolder, episode_id: str) -> EpisodeRecord:
+    """Return the finished episode of a run with this id. Raises RequestError if there is none."""
+    record = read_episode(run.journal, episode_id)
+    if record is None:
+        raise RequestError(
+            f"run {run.name} has no finished episode '{episode_id}'; an episode is named by its phase, "
+            f"example and generation. `etude episodes {run.path}` lists them"
+        )
+    return record
 
 
 async def write_episode(journal: Steps, record: EpisodeRecord) -> None:
@@ -337,10 +349,13 @@ def choose_phase(journal: Journal, wish: str | None) -> str:
     return wish or phases[0]
 
 
-def phase_epoch(phase: str) -> int | None:
-    """Return the epoch, from 0, that a phase was collected for, or None if it is not a training phase."""
-    match = _PHASE.fullmatch(phase)
-    return int(match[2]) - 1 if match is not None and match[1] == "train" else None
+def phase_stage(name: str) -> tuple[str, int] | None:
+    """Return what a phase, or the phase of an episode, was collected for: `train` and 3 for `train/3-k2.2`.
+
+    Evaluations and warm-ups have None.
+    """
+    match = _PHASE.match(name)
+    return None if match is None else (match[1], int(match[2]))
 
 
 def latest_first(phase: str) -> tuple[int, int, str, int]:

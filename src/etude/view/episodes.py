@@ -22,7 +22,7 @@ from etude.engines.local import base_folder
 from etude.protocols.tree import WORDS as VERDICTS
 from etude.protocols.tree import EpisodeTree, Node, shown_decision
 from etude.show.turns import Turn, list_turns
-from etude.store.episodes import episode_scores, list_phases, phase_epoch, read_episode
+from etude.store.episodes import episode_scores, list_phases, phase_stage, require_episode
 from etude.store.histories import read_histories
 from etude.store.journal import Journal
 from etude.store.outline import EpisodeOutline, find_episodes, outlines, parse_query
@@ -43,7 +43,7 @@ def phases_page(request: Request) -> Response:
         if request.query_params.get("q", "").strip():
             return _filtered_page(request, run, phases, None)
         entries = _entries(run.journal)
-    rows = [(phase, entries.get(_plain_phase(phase))) for phase in phases]
+    rows = [(phase, entries.get(phase_stage(phase))) for phase in phases]
     return page(request, "phases.html", rows=rows)
 
 
@@ -57,7 +57,7 @@ def phase_page(request: Request) -> Response:
             raise RequestError(f"run {run.name} has no episodes of the phase '{phase}'")
         if request.query_params.get("q", "").strip():
             return _filtered_page(request, run, [phase], phase)
-        entry = _entries(run.journal).get(_plain_phase(phase))
+        entry = _entries(run.journal).get(phase_stage(phase))
         episodes = outlines(run.journal, f"{phase}/", reward_evaluator(path), after=after)
         by_example = groupby(episodes, lambda episode: episode.example)
         groups = [
@@ -103,19 +103,13 @@ def _neighbours(phases: Sequence[str], phase: str) -> dict[str, Any]:
     return {"before": next(iter(kin[at + 1 :]), None), "following": kin[at - 1] if at else None}
 
 
-def _plain_phase(phase: str) -> str:
-    """Return the phase without the label that divides an epoch's episodes."""
-    epoch = phase_epoch(phase)
-    return phase if epoch is None else f"train/{epoch + 1}"
-
-
-def _entries(journal: Journal) -> dict[str, Entry]:
-    """Return the epoch or validation that each phase was collected for."""
-    entries: dict[str, Entry] = {}
+def _entries(journal: Journal) -> dict[tuple[str, int] | None, Entry]:
+    """Return the epochs and validations of a run, as `phase_stage` names them."""
+    entries: dict[tuple[str, int] | None, Entry] = {}
     for history in read_histories(journal).values():
         for entry in history.entries:
             kind = "train" if isinstance(entry, EpochEntry) else "validation"
-            entries.setdefault(f"{kind}/{entry.epoch}", entry)
+            entries.setdefault((kind, entry.epoch), entry)
     return entries
 
 
@@ -171,7 +165,7 @@ def episode_page(request: Request) -> Response:
     start = whole_number(request, "turn")
     id, rewards = request.path_params["id"], reward_names(path)
     with RunFolder.read(path) as run:
-        record, (phase, _) = read_record(run, id), split_id(run.journal, id)
+        record, (phase, _) = require_episode(run, id), split_id(run.journal, id)
         turns = _turns(record)
         siblings = find_siblings(run.journal, phase, record.example.id, next(iter(rewards.values()), None))
         scores = _scores(run.journal, id, rewards)
@@ -196,18 +190,10 @@ def group_page(request: Request) -> Response:
         siblings = find_siblings(run.journal, phase, example, reward_evaluator(path))
         if not siblings:
             raise RequestError(f"run {run.name} has no episodes of the example '{example}' in {phase}")
-        records = [(each, read_record(run, each.id)) for each in siblings[:_SIBLINGS]]
+        records = [(each, require_episode(run, each.id)) for each in siblings[:_SIBLINGS]]
     shown = [(each, record, _turns(record), shown_play(record)) for each, record in records]
     told = records[0][1].example
     return page(request, "group.html", phase=phase, example=told, siblings=siblings, shown=shown)
-
-
-def read_record(run: RunFolder, id: str) -> EpisodeRecord:
-    """Read an episode by its id. Raises RequestError if there is none."""
-    record = read_episode(run.journal, id)
-    if record is None:
-        raise RequestError(f"run {run.name} has no finished episode '{id}'")
-    return record
 
 
 def find_siblings(journal: Journal, phase: str, example: str, reward: str | None) -> list[EpisodeOutline]:
@@ -265,7 +251,7 @@ def _read_sequences(path: Path, id: str, created: float) -> list[TokenSequence]:
     """
     by_model: defaultdict[str, list[Call]] = defaultdict(list)
     with RunFolder.read(path) as run:
-        for call in read_record(run, id).calls:
+        for call in require_episode(run, id).calls:
             if call.completion and call.completion.prompt_ids and call.completion.completion_ids is not None:
                 by_model[call.model].append(call)
     sequences = []

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from etude.config.document import value_at
 from etude.core.history import Entry, History, Score
 from etude.engines.ledger import load_bill
-from etude.store.episodes import list_phases, phase_epoch
+from etude.store.episodes import list_phases, phase_stage
 from etude.store.facts import RunFacts, imported_lines, list_runs
 from etude.store.figures import causes_in, failed_counts
 from etude.store.histories import read_histories
@@ -36,14 +36,19 @@ def run_page(request: Request) -> Response:
         bill = load_bill(run.journal)
         phases = list_phases(run.journal)
     entries = [entry for history in histories.values() for entry in history.entries]
-    by_epoch = {epoch: phase for phase in reversed(phases) if (epoch := phase_epoch(phase)) is not None}
+    by_stage = {phase_stage(phase): phase for phase in reversed(phases)}
     models = []
     for name, history in histories.items():
         validations = {entry.epoch: entry for entry in history.validations}
         own = facts.summary.targets.get(name or "")
         first = "before training" if history.base is None else "after the warm-up"
         rows = [
-            (each, failed_counts(each.metrics)[0], validations.get(each.epoch), by_epoch.get(each.epoch - 1))
+            (
+                each,
+                failed_counts(each.metrics)[0],
+                validations.get(each.epoch),
+                by_stage.get(("train", each.epoch)),
+            )
             for each in reversed(history.epochs)
         ]
         model = {
