@@ -43,13 +43,7 @@ from etude.loop.arguments import (
 )
 from etude.loop.evaluation import Evaluation, model_overrides
 from etude.loop.evaluation import evaluate as run_evaluation
-from etude.loop.lifecycle import (
-    config_to_resume,
-    note_changes,
-    retry_failed,
-    storage_options,
-    storage_overrides,
-)
+from etude.loop.lifecycle import config_to_resume, note_changes, restore, retry_failed
 from etude.loop.recording_wrappers import assemble_trainer
 from etude.run import Run, TrainedModel
 from etude.runtime import Report, open_runtime
@@ -57,7 +51,6 @@ from etude.show.metrics_files import write_metrics
 from etude.show.progress import progress_for
 from etude.show.tracker import Reporting
 from etude.show.tracker_services import LiveTrackerConfig, as_tracker
-from etude.store.backup import restore_run
 from etude.store.facts import RunVersion, find_run, run_version
 from etude.store.run_folder import RunFolder, new_run_name
 from etude.store.stored_config import EvaluationRequest, model_config, read_request
@@ -230,9 +223,7 @@ async def resume_async(
     """
     changes: list[str | Override] = [*overrides]
     if isinstance(run, str) and "://" in run:
-        options = storage_options(changes)
-        restored = await asyncio.to_thread(restore_run, run, Path(output_dir), options)
-        changes += storage_overrides(restored.run, run)
+        restored, changes = await asyncio.to_thread(restore, run, Path(output_dir), changes)
         run = restored.run
         with _progress_display(progress) as display:
             display.message(str(restored))

@@ -16,7 +16,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 from multiprocessing.context import ForkServerProcess, SpawnProcess
 from pathlib import Path
@@ -240,15 +240,13 @@ def _work(path: str, folder: JobFolder, member: TeamMember | None) -> int:
 @contextmanager
 def _locked_team(order: JobOrder, folder: JobFolder, member: TeamMember | None) -> Iterator[Team]:
     """Yield the team of this process while it holds its lock, so that only one of two teams writes."""
-    if member is not None:
-        member.require_shared()
-    alone = nullcontext(Team())
-    with alone if member is None else join_team(order.device, _PEER_SECONDS, shards=order.shards) as team:
-        lock = RunLock(folder.path / "lock") if member is None else member.lock(team)
-        try:
-            yield team
-        finally:
-            lock.release()
+    if member is None:
+        with RunLock(folder.path / "lock"):
+            yield Team()
+        return
+    member.require_shared()
+    with join_team(order.device, _PEER_SECONDS, shards=order.shards) as team, member.lock(team):
+        yield team
 
 
 class ProcessJob(ABC):

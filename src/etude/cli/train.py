@@ -39,6 +39,7 @@ from etude.cli.console import (
 from etude.core.errors import RequestError
 
 if TYPE_CHECKING:
+    from etude.config.document import Override
     from etude.config.schema import Config
     from etude.loop.evaluation import Evaluation
     from etude.store.run_folder import RunFolder
@@ -117,14 +118,19 @@ def resume(
     `-o storage.options.NAME=VALUE`.
     """
     from etude.loop.arguments import require_objects
-    from etude.loop.lifecycle import config_to_resume, note_changes
+    from etude.loop.lifecycle import config_to_resume, note_changes, restore
     from etude.store.facts import find_run, latest_unfinished
     from etude.store.run_folder import RunFolder
     from etude.store.stored_config import read_request
 
-    changes = [*(override or ()), *on_cluster(on)]
+    changes: list[str | Override] = [*(override or ()), *on_cluster(on)]
     if run is not None and "://" in run:
-        path = _restore_run(run, output_dir, changes, as_json)
+        restored, changes = restore(run, output_dir, changes)
+        path = restored.run
+        if as_json:
+            emit({"event": "restored", **asdict(restored)})
+        else:
+            say_wrapped(str(restored))
     else:
         path = find_run(run, output_dir) if run is not None else latest_unfinished(output_dir)
     with RunFolder.open(path) as folder:  # This verifies the journal, from which the config is read.
@@ -149,20 +155,6 @@ def _show_setting(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     return ", ".join(f"{key} {item}" for key, item in value.items() if item is not None) or "none"
-
-
-def _restore_run(address: str, output_dir: Path, changes: list[str], as_json: bool) -> Path:
-    """Restore a run's folder from its backup and print the result. Extends `changes` for the backup."""
-    from etude.loop.lifecycle import storage_options, storage_overrides
-    from etude.store.backup import restore_run
-
-    restored = restore_run(address, output_dir, storage_options(changes))
-    changes += storage_overrides(restored.run, address)
-    if as_json:
-        emit({"event": "restored", **asdict(restored)})
-    else:
-        say_wrapped(str(restored))
-    return restored.run
 
 
 def _mark_failures_for_retry(folder: RunFolder, as_json: bool) -> bool:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import closing
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
@@ -33,7 +33,7 @@ from etude.core.records import ModelState, Reopened
 from etude.core.secrets import MASK, holds_secret
 from etude.loop.bookkeeper import Bookkeeper
 from etude.rollout.evaluation import forget_failures
-from etude.store.backup import split_run_address
+from etude.store.backup import Restored, restore_run, split_run_address
 from etude.store.database import DATABASE, journal_damage, open_database
 from etude.store.episodes import phase_stage
 from etude.store.facts import stored_at
@@ -78,12 +78,17 @@ def storage_options(overrides: Iterable[str | Override]) -> dict[str, Any]:
     return {} if config.storage is None else config.storage.options
 
 
-def storage_overrides(run: Path, address: str) -> list[str]:
-    """Return the overrides that back up a restored run to its old address, if its config does not."""
+def restore(
+    address: str, root: Path, overrides: Iterable[str | Override]
+) -> tuple[Restored, list[str | Override]]:
+    """Restore a run from its backup into `root`. Return it, with the overrides to resume it by: they back it
+    up to its old address, if its config does not. Raises as `restore_run` does."""
+    changes = [*overrides]
+    restored = restore_run(address, root, storage_options(changes))
     parent, _ = split_run_address(address)
-    storage = stored_data(run).get("storage")
-    known = storage.get("address") if isinstance(storage, dict) else storage
-    return [] if known == parent else [f"storage.address={parent}"]
+    if value_at(stored_data(restored.run), ("storage", "address")) != parent:
+        changes.append(f"storage.address={parent}")
+    return restored, changes
 
 
 async def note_changes(run: RunFolder, config: Config) -> dict[str, tuple[Any, Any]]:
@@ -233,13 +238,13 @@ _VERSION = re.compile(r"v(\d+)")
 
 def check_journal(run: Path) -> list[str]:
     """Return how the journal of a run is damaged, in sentences. Raises StoreError when the run is in use."""
-    with _hold_lock(run), closing(open_database(run / DATABASE, read_only=True)) as connection:
+    with RunLock(run / LOCK), closing(open_database(run / DATABASE, read_only=True)) as connection:
         return journal_damage(connection)
 
 
 def check_files(run: Path) -> list[str]:
     """Return how the versions of a run are damaged, in clauses that name the files. Raises StoreError."""
-    with _hold_lock(run):
+    with RunLock(run / LOCK):
         made = sorted(path for path in (run / "bases").glob("*") if path.is_dir())
         stored = sorted((run / "checkpoints").rglob("v*"))
         made += [path for path in stored if path.is_dir() and _VERSION.fullmatch(path.name)]
@@ -255,13 +260,3 @@ def check_files(run: Path) -> list[str]:
         names = [f"{folder.parent.relative_to(run)}/".removeprefix("checkpoints/") for folder in folders]
         named = zip(names, folders, strict=True)
         return [f"{name}{clause}" for name, folder in named for clause in damage_in(folder)]
-
-
-@contextmanager
-def _hold_lock(run: Path) -> Iterator[None]:
-    """Hold a run's lock in the block. Raises StoreError when the run is in use."""
-    lock = RunLock(run / LOCK)
-    try:
-        yield
-    finally:
-        lock.release()

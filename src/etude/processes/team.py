@@ -122,8 +122,7 @@ class TeamRun:
         await asyncio.wait({self._running})
 
     async def _run(self, places: Places) -> str | None:
-        lock = RunLock(self._program.folder / _HEAD_LOCK)
-        try:
+        with RunLock(self._program.folder / _HEAD_LOCK):
             write_atomically(self._program.folder / _SHARED, self._program.mark)
             async with places(self.size) as launchers:
                 try:
@@ -133,8 +132,6 @@ class TeamRun:
                     for child in self.children.values():
                         child.kill()
                         await child.wait()
-        finally:
-            lock.release()
 
     async def _start(self, launchers: Sequence[Launcher]) -> None:
         program = replace(self._program, size=self.size, is_apart=bool(launchers[0].address))

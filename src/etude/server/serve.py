@@ -66,12 +66,10 @@ def serve(settings: ServerSettings, on_ready: Callable[[str], None]) -> None:
             raise StoreError(
                 f"{settings.data_dir} is in use by another server; stop it, or choose another --data-dir"
             ) from error
-        delete_left_over(settings.data_dir)
-        try:
+        with lock:
+            delete_left_over(settings.data_dir)
             backend = VllmBackend(settings) if settings.engine == "vllm" else EmbeddedBackend(settings)
             _run(create_app(settings, backend), backend, listening, on_ready)
-        finally:
-            lock.release()
 
 
 def _run(

@@ -250,7 +250,10 @@ _PAUSE_SECONDS = 0.02
 
 
 class RunLock:
-    """Locks a run folder for this process. The operating system frees the lock when the process ends."""
+    """Locks a run folder for this process, as a context manager or until `release`.
+
+    The operating system frees the lock when the process ends.
+    """
 
     def __init__(self, path: Path) -> None:
         """Take the lock at `path`. Raises StoreError when another process has it."""
@@ -277,6 +280,12 @@ class RunLock:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+    def __enter__(self) -> RunLock:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.release()
 
 
 def lock_holder(path: Path) -> int | None:
