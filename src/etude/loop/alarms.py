@@ -99,10 +99,11 @@ class Alarm(AlarmConfig):
         register_alarm(config_type=cls)(config_factory(lambda config: config))
 
     def look(self, entry: Entry, earlier: Sequence[Entry]) -> Sightings | str | None:
-        """Return the faults of an epoch or validation: "" or an empty mapping if there are none.
+        """Return the faults of an epoch or validation: "", an empty mapping or None if there are none, or if
+        the entry lacks the metrics that the alarm needs.
 
-        `earlier` has the entries of the same kind before it, oldest first. Return None if the entry lacks the
-        metrics that the alarm needs. It must depend only on the arguments: a resumed run asks again.
+        `earlier` has the entries of the same kind before it, oldest first. The answer must depend only on the
+        arguments: a resumed run asks again.
         """
         return None
 
@@ -161,11 +162,9 @@ class Mismatch(Alarm, name="mismatch"):
     """The largest allowed difference, in nats per token. Rounding causes small differences, and with
     `collect_ahead` so does the update in between."""
 
-    def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
+    def look(self, entry: Entry, earlier: Sequence[Entry]) -> str:
         divergence = (entry.metrics.get("training") or {}).get("mismatch_kl")
-        if divergence is None:
-            return None
-        if divergence <= self.above:
+        if divergence is None or divergence <= self.above:
             return ""
         return f"learner and engine differ by {divergence:.3g} nats a token (mismatch_kl)"
 
@@ -179,9 +178,8 @@ class CutOffAnswers(Alarm, name="cut_off_answers"):
     above: float = Field(default=0.2, ge=0, lt=1)
     """The share of all answers that may be cut off."""
 
-    def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
-        calls = entry.metrics.get("calls") or {}
-        return self.seen_in(calls) if calls.get("answers") else None
+    def look(self, entry: Entry, earlier: Sequence[Entry]) -> str:
+        return self.seen_in(entry.metrics.get("calls") or {})
 
     def seen_in(self, calls: Mapping[str, int]) -> str:
         """Return a sentence if too many of the counted answers were cut off, else an empty string."""
@@ -202,13 +200,13 @@ class EntropyCollapse(Alarm, name="entropy_collapse"):
     below: float = Field(default=0.05, gt=0, lt=1)
     """The alarm rings if the entropy is below this share of the first epoch's entropy."""
 
-    def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
+    def look(self, entry: Entry, earlier: Sequence[Entry]) -> str:
         entropy = entry.metrics.get("sampled_entropy")
-        if entropy is None:
-            return None
         values = (each.metrics.get("sampled_entropy") for each in earlier)
         known = [value for value in values if value is not None]
-        first, last = (known[0], known[-1]) if known else (0.0, 0.0)
+        if entropy is None or not known:
+            return ""
+        first, last = known[0], known[-1]
         if max(entropy, last) >= self.below * first or _has_learnt(entry, earlier):
             return ""
         return f"the entropy of sampled tokens has collapsed to {entropy:.3g} nats a token from {first:.3g}"
@@ -220,10 +218,10 @@ class RewardCollapse(Alarm, name="reward_collapse"):
     by_default: ClassVar[bool] = True
     remedy: ClassVar[str] = REMEDIES["the-reward-falls"]
 
-    def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
+    def look(self, entry: Entry, earlier: Sequence[Entry]) -> str:
         before = next(iter(with_rewards(earlier)), None)
         if before is None or entry.metrics.get("avg_reward") is None:
-            return None
+            return ""
         high, low = _reward_bound(entry, "reward_high"), _reward_bound(before, "reward_low")
         if high is None or low is None or high >= low:
             return ""
@@ -246,12 +244,12 @@ class PartialReward(Alarm, name="partial_reward"):
     by_default: ClassVar[bool] = True
     remedy: ClassVar[str] = REMEDIES["a-part-of-the-reward-is-farmed"]
 
-    def look(self, entry: Entry, earlier: Sequence[Entry]) -> str | None:
+    def look(self, entry: Entry, earlier: Sequence[Entry]) -> str:
         first = next(iter(with_rewards(earlier)), None)
         now = entry.distribution
         before = None if first is None else first.distribution
         if now is None or first is None or before is None:
-            return None
+            return ""
         mean, high = first.metrics["avg_reward"], first.metrics["reward_high"]
         reward = entry.metrics["avg_reward"]
         full = before.best if now.full is None else now.full
@@ -272,12 +270,10 @@ class EqualGroups(Alarm, name="equal_groups"):
     at_least: float = Field(default=0.8, gt=0, le=1)
     """The alarm rings if at least this share of the groups has no advantages."""
 
-    def look(self, entry: Entry, earlier: Sequence[Entry]) -> Sightings | None:
-        groups = entry.metrics.get("reward_groups") or {}
-        if not groups.get("compared"):
-            return None
+    def look(self, entry: Entry, earlier: Sequence[Entry]) -> Sightings:
+        groups = entry.metrics.get("reward_groups") or {"compared": 0, "flat": 0}
         compared, flat = groups["compared"], groups["flat"]
-        if flat < self.at_least * compared or _has_learnt(entry, earlier):
+        if not compared or flat < self.at_least * compared or _has_learnt(entry, earlier):
             return {}
         which = f"each of the {compared} groups" if flat == compared else f"{flat} of {compared} groups"
         rewards = entry.distribution
@@ -299,9 +295,7 @@ class Failures(Alarm, name="failures"):
     above: int = Field(default=0, ge=0)
     """How many failures of one cause are allowed in an epoch."""
 
-    def look(self, entry: Entry, earlier: Sequence[Entry]) -> Sightings | None:
-        if "failure_causes" not in entry.metrics:
-            return None
+    def look(self, entry: Entry, earlier: Sequence[Entry]) -> Sightings:
         sightings = {}
         for cause in entry.causes:
             kind, _, evaluator = cause.kind.partition(":")
