@@ -37,8 +37,8 @@ def version_on_disk(run: Path, wish: str, say: Callable[[str], None]) -> Iterato
     with tempfile.TemporaryDirectory(own, ".", private_folder(run / "export")) as root:
         copy = Path(root) / run.name
         progress = _Until(_copy_until(wanted, copy))
-        # Without its trackers, backup, metrics server and budget.
-        unheard: dict[str, Any] = {"report": [], "storage": None, "metrics": None, "budget": None}
+        # Without its trackers, backup and budget.
+        unheard: dict[str, Any] = {"report": [], "storage": None, "budget": None}
         with RunFolder.open(copy) as opened, suppress(_Reached):
             config = config_to_resume(copy, ()).model_copy(update=unheard)
             run_loop(train_in(config, opened, progress=progress))

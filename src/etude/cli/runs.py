@@ -266,10 +266,9 @@ def _show_facts(facts: RunFacts) -> None:
         if value is not None:
             say(f"{label:<15} {value}")
     if facts.storage is not None:
-        at, failures, fault = (facts.storage.get(key) for key in ("copied_at", "failures", "last_error"))
+        at, fault = (facts.storage.get(key) for key in ("copied_at", "last_error"))
         since = "never" if at is None else f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}"
         text = f"{facts.storage['address']}, last backed up: {since}"
-        text += f"; failures: {failures}" if failures else ""
         text += f"; it fails now: {fault}" if fault else ""
         say_wrapped(f"storage         {text}")
     if facts.state == "unreadable":

@@ -28,7 +28,7 @@ from etude.loop.interface import Trainer
 from etude.loop.lifecycle import recover
 from etude.loop.metrics import selection_metrics
 from etude.loop.trainer import EpochTrainer, run_epochs
-from etude.loop.warm_up import WarmUp
+from etude.loop.warm_up import run_warm_up
 from etude.runtime import Runtime
 from etude.store.journal import note_targets
 
@@ -221,7 +221,7 @@ class RecordedTrainer:
                 await end_run([books], num_epochs, self._given.run, progress)
             return statuses
         progress.run_started(self._given.run.name, num_epochs, describe([books]))
-        await WarmUp(books).run()
+        await run_warm_up(books)
         try:
             statuses = await trainer.run(num_epochs)
         except Exception as error:

@@ -23,7 +23,7 @@ from etude.loop.bookkeeper import describe, end_run, record_failure, require_tra
 from etude.loop.curriculum import with_sets
 from etude.loop.interface import Trainer
 from etude.loop.metrics import reason_for_skip, reason_to_stop, selection_metrics
-from etude.loop.warm_up import WarmUp
+from etude.loop.warm_up import run_warm_up
 from etude.rollout.phases import collecting_for
 from etude.runtime import Runtime
 from etude.store.figures import summarize, versions_to_keep
@@ -47,7 +47,7 @@ async def run_epochs(
     for member in members:
         await member.measure_base()
     for member in members:
-        await WarmUp(member.bookkeeper).run()
+        await run_warm_up(member.bookkeeper)
     for member in members:
         await member.validate(0)
     for epoch in range(num_epochs):
