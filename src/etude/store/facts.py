@@ -273,27 +273,16 @@ def choose_version(run: Path, wish: str = "", *, kept: bool = True) -> RunVersio
         ends = [f"{name}:{LAST if best_version(own) is None else BEST}" for name, own in histories.items()]
         text = f"run {run.name} trains several models; name one and its version"
         raise RequestError(f"{text}: {', '.join(ends)}, after --version or '{run.name}:'")
-    history = histories[target]
+    history, choice = histories[target], ""
     if wish in (BASE, "v0", "0"):
-        return RunVersion(run, None, target)
-    if wish in (BEST, LAST, ""):
+        version = None
+    elif wish in (BEST, LAST, ""):
         version, choice = _best_or_last(wish, history, run, target)
-        return _require_version(RunVersion(run, version, target, choice), kept)
-    if wish == WARM_UP and history.start is not None:
-        wish = f"v{history.start.number}"
-    versions = (history.start, *(entry.version for entry in history.epochs))
-    known = {version.number: version for version in versions if version is not None}
-    numbers = _list_numbers(number for number in known if number)
-    if _NUMBER.fullmatch(wish) is None:
-        raise RequestError(f"'{wish}' is not a version; write {BEST}, {LAST}, {BASE}, or a number: {numbers}")
-    version = known.get(int(wish.removeprefix("v")))
-    if version is None:
-        raise RequestError(f"run {run.name} has no version v{wish.removeprefix('v')}; it has {numbers}")
-    return _require_version(RunVersion(run, version, target), kept)
-
-
-def _require_version(wanted: RunVersion, kept: bool) -> RunVersion:
-    """Return the version. With `kept`, raise RequestError when its weights are not on the disk."""
+    elif wish == WARM_UP and history.start is not None:
+        version = history.start
+    else:
+        version = _numbered_version(wish, history, run)
+    wanted = RunVersion(run, version, target, choice)
     if kept and (folder := wanted.folder) is not None and not folder.exists():
         raise RequestError(
             f"the weights of v{wanted.number} of run {wanted.run.name} were not kept; there are "
@@ -302,6 +291,18 @@ def _require_version(wanted: RunVersion, kept: bool) -> RunVersion:
             "`checkpoint_seconds` how often one is written"
         )
     return wanted
+
+
+def _numbered_version(wish: str, history: History, run: Path) -> ModelVersion:
+    versions = (history.start, *(entry.version for entry in history.epochs))
+    known = {version.number: version for version in versions if version is not None}
+    numbers = _list_numbers(number for number in known if number)
+    if _NUMBER.fullmatch(wish) is None:
+        raise RequestError(f"'{wish}' is not a version; write {BEST}, {LAST}, {BASE}, or a number: {numbers}")
+    version = known.get(int(wish.removeprefix("v")))
+    if version is None:
+        raise RequestError(f"run {run.name} has no version v{wish.removeprefix('v')}; it has {numbers}")
+    return version
 
 
 def describe_kept(run: Path, history: History) -> str | None:
