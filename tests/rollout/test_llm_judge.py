@@ -12,7 +12,7 @@ from etude.core.errors import EngineError
 from etude.core.evaluation import EvalInputItem, EvalOutputItem
 from etude.core.message import Message
 from etude.rollout.evaluator import evaluate
-from etude.rollout.judge import GroupJudge, GroupJudgeConfig, Judge, LlmJudge, LlmJudgeConfig, list_messages
+from etude.rollout.judge import GroupJudge, GroupJudgeConfig, LlmJudge, LlmJudgeConfig, list_messages
 from tests.support import ScriptedEngine
 
 ITEM = EvalInputItem(
@@ -23,7 +23,7 @@ GOOD = '{"reasoning": "right", "score": 8}'
 
 async def judge(engine: ScriptedEngine) -> EvalOutputItem:
     config = LlmJudgeConfig.model_validate({"model": "judge", "prompt": "Is it right?"})
-    (output,) = await evaluate(LlmJudge(config, Judge(engine, 99)), [ITEM], 5)
+    (output,) = await evaluate(LlmJudge(config, engine, 99), [ITEM], 5)
     return output
 
 
@@ -114,7 +114,7 @@ def scores(*values: float) -> str:
 async def compare(engine: ScriptedEngine, *answers: str, **fields: Any) -> list[EvalOutputItem]:
     config = GroupJudgeConfig.model_validate({"model": "judge"} | fields)
     items = [item(generation, answer) for generation, answer in enumerate(answers)]
-    return await evaluate(GroupJudge(config, Judge(engine)), items, 5)
+    return await evaluate(GroupJudge(config, engine), items, 5)
 
 
 async def test_one_call_scores_the_whole_group() -> None:

@@ -66,13 +66,15 @@ class JudgeConfig(EvaluatorConfig):
     """The entry of `llms` that judges, at temperature 0. Its `max_tokens` limits an answer; default: 4096."""
 
 
-@dataclass(frozen=True, slots=True)
-class Judge:
-    """A model that is asked for judgements."""
+@dataclass(eq=False)
+class Judge(Evaluator):
+    """A model that is asked for scores in [0, 1]. Raises EtudeError if it gives no usable ones."""
 
+    config: Any
     engine: Engine
     max_tokens: int = 4096
     """Most tokens of one answer."""
+    bounds = (0.0, 1.0)
 
     async def ask(self, system: str, material: Any, parse: Callable[[str], T], key: int) -> T:
         """Return the judge's JSON answer about `material`, as `parse` reads it.
@@ -119,13 +121,10 @@ class LlmJudgeConfig(JudgeConfig, name="llm_judge"):
     """Show the judge the whole conversation, and not only the output."""
 
 
-@dataclass(eq=False)
-class LlmJudge(Evaluator):
-    """Scores an episode in [0, 1] by a model's grade. Raises EtudeError if it gives no usable one."""
+class LlmJudge(Judge):
+    """Scores an episode by a model's grade."""
 
     config: LlmJudgeConfig
-    judge: Judge
-    bounds = (0.0, 1.0)
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
         config = self.config
@@ -143,7 +142,7 @@ class LlmJudge(Evaluator):
         )
 
         key = fold(0, "llm_judge", item.id, item.generation)
-        grade = await self.judge.ask(system, material, _Grade.model_validate_json, key)
+        grade = await self.ask(system, material, _Grade.model_validate_json, key)
         return make_score(item, (grade.score / _SCALE, grade.reasoning))
 
 
@@ -154,16 +153,10 @@ class GroupJudgeConfig(JudgeConfig, name="group_judge"):
     """The criteria that make one attempt better than another."""
 
 
-@dataclass(eq=False)
-class GroupJudge(Evaluator):
-    """Scores all episodes of one example in [0, 1], with one model call that sees them all.
-
-    Raises EtudeError if there is no usable judgement.
-    """
+class GroupJudge(Judge):
+    """Scores all episodes of one example, with one model call that sees them all."""
 
     config: GroupJudgeConfig
-    judge: Judge
-    bounds = (0.0, 1.0)
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
         return (await self.evaluate_group([item]))[0]
@@ -203,7 +196,7 @@ class GroupJudge(Evaluator):
             return grades
 
         key = fold(0, "group_judge", items[0].id, *(item.generation for item in items))
-        judged = dict(zip(shown, await self.judge.ask(system, material, parse, key), strict=True))
+        judged = dict(zip(shown, await self.ask(system, material, parse, key), strict=True))
         grades = [judged[text] for text in texts]
         return [make_score(item, (of.score, of.reasoning)) for item, of in zip(items, grades, strict=True)]
 
@@ -212,10 +205,9 @@ class GroupJudge(Evaluator):
 @register_evaluator(config_type=GroupJudgeConfig)
 async def open_judge(config: LlmJudgeConfig | GroupJudgeConfig, builder: Builder) -> AsyncIterator[Evaluator]:
     """Build the evaluator of a config, which asks an entry of `llms`."""
-    limit = getattr(builder.config.llms[config.model], "max_tokens", None)
-    engine = await builder.get_llm(config.model)
-    judge = Judge(engine) if limit is None else Judge(engine, limit)
-    yield LlmJudge(config, judge) if isinstance(config, LlmJudgeConfig) else GroupJudge(config, judge)
+    kind = LlmJudge if isinstance(config, LlmJudgeConfig) else GroupJudge
+    most = getattr(builder.config.llms[config.model], "max_tokens", None)
+    yield kind(config, await builder.get_llm(config.model), *([] if most is None else [most]))
 
 
 def list_messages(item: EvalInputItem) -> list[Message]:
