@@ -26,7 +26,7 @@ from etude.core.evaluation import (
 from etude.core.interfaces import Evaluator
 from etude.rollout.collector import Collector, EpisodeJob
 from etude.rollout.evaluator import Scorer, Scores, no_score
-from etude.store.episodes import episode_phase, read_episode, stored_episodes
+from etude.store.episodes import episode_phase, episode_scores, read_episode, score_key, stored_episodes
 from etude.store.journal import Journal
 from etude.wire.retries import RetryCount, count_retries
 
@@ -68,10 +68,10 @@ class Evaluation(ABC):
         """
 
 
-def call_counts(record: EpisodeRecord) -> dict[str, int]:
+def call_counts(record: EpisodeRecord) -> Counter[str]:
     """Count the model calls of an episode: `answers` (of these, `cut_off`), `failed` and `retries`; and if
     there are any, `tool_calls` and by outcome `tool_error`, `tool_refused` and `tool_failed`."""
-    counts = {"answers": 0, "cut_off": 0, "failed": 0, "retries": 0}
+    counts = Counter(answers=0, cut_off=0, failed=0, retries=0)
     for call in record.calls:
         counts["retries"] += call.retries
         if call.completion is None:
@@ -81,9 +81,9 @@ def call_counts(record: EpisodeRecord) -> dict[str, int]:
             counts["cut_off"] += call.completion.finish_reason == "length"
     for event in record.events:
         if event.tool is not None:
-            outcome = event.tool.outcome
-            for name in ("tool_calls",) if outcome == "ok" else ("tool_calls", f"tool_{outcome}"):
-                counts[name] = counts.get(name, 0) + 1
+            counts["tool_calls"] += 1
+            if event.tool.outcome != "ok":
+                counts[f"tool_{event.tool.outcome}"] += 1
     return counts
 
 
@@ -242,8 +242,7 @@ class ScoreCollector:
         """Score an episode. If it is the last of its example, also score the group."""
         if self.on_episode is not None:
             self.on_episode(record)
-        for name, count in call_counts(record).items():
-            self._calls[name] += count
+        self._calls.update(call_counts(record))
         for call in record.calls:
             self._retries.add(call.retried, call.waited)
         item = make_item(record)
@@ -421,6 +420,5 @@ async def forget_failures(journal: Journal, is_open: Callable[[str], bool]) -> C
 
 def _failed_scores(journal: Journal, episode_id: str, label: str = "score") -> dict[str, str]:
     """Return the keys of an episode's scores that failed, each with the evaluator's name."""
-    prefix = f"{episode_id}/{label}/"
-    found = journal.scan(prefix)
-    return {key: key.removeprefix(prefix) for key, data in found if data.get("error") is not None}
+    scores = episode_scores(journal, episode_id, label).items()
+    return {score_key(episode_id, name, label): name for name, row in scores if row.get("error") is not None}

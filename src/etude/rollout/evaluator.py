@@ -31,6 +31,7 @@ from etude.core.secrets import mask_secrets, masked_data
 from etude.core.stats import Bounds
 from etude.core.threads import call_any, no_exit, run_apart, stop_tasks
 from etude.engines.meter import asking_for
+from etude.store.episodes import score_key
 from etude.store.journal import Steps
 
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
@@ -392,22 +393,18 @@ class Scorer:
         data: dict[str, Any] = {"score": output.score, "reasoning": output.reasoning, "error": output.error}
         data |= {"bounds": output.bounds} if output.bounds else {}
         data |= times
-        await self.journal.put(_score_key(_episode(item).id, self.label, name), data)
+        await self.journal.put(score_key(_episode(item).id, name, self.label), data)
 
 
 def read_score(
     journal: Steps, episode: EpisodeRecord, evaluator: str, label: str = "score"
 ) -> EvalOutputItem | None:
     """Return the score of a stored episode, or None if there is none. Raises StoreError."""
-    data = journal.get(_score_key(episode.id, label, evaluator))
+    data = journal.get(score_key(episode.id, evaluator, label))
     if data is None:
         return None
     result = {key: value for key, value in data.items() if key not in ("began", "seconds")}
     return EvalOutputItem(id=episode.example.id, generation=episode.generation, **result)
-
-
-def _score_key(episode_id: str, label: str, evaluator: str) -> str:
-    return f"{episode_id}/{label}/{evaluator}"
 
 
 def _episode(item: EvalInputItem) -> EpisodeRecord:

@@ -20,7 +20,7 @@ from etude.core.episode import EpisodeRecord, ToolUse
 from etude.core.errors import EtudeError
 from etude.core.secrets import mask_secrets, masked_data
 from etude.show.tracker import RunRecord, State, TrackedRun, register_package_tracker
-from etude.store.episodes import EVALUATION, episode_scores, iter_episodes, phase_stage
+from etude.store.episodes import EVALUATION, episode_scores, iter_episodes, phase_stage, score_key
 from etude.store.histories import read_histories
 from etude.store.journal import Journal
 from etude.store.run_folder import RunFolder
@@ -132,7 +132,7 @@ class OtelTracker:
         """Yield the scores of an episode as events of its span."""
         from opentelemetry.sdk.trace import Event
 
-        times = journal.times(f"{episode}/score/")
+        times = journal.times(score_key(episode, ""))
         for name, row in episode_scores(journal, episode).items():
             facts = {"gen_ai.evaluation.name": name}
             if row.get("score") is not None:
@@ -141,7 +141,7 @@ class OtelTracker:
                 facts["error.type"] = "evaluator_failed"
             if self._content and row.get("reasoning"):
                 facts["gen_ai.evaluation.explanation"] = mask_secrets(str(row["reasoning"]))
-            yield Event("gen_ai.evaluation.result", facts, round(times[f"{episode}/score/{name}"] * 1e9))
+            yield Event("gen_ai.evaluation.result", facts, round(times[score_key(episode, name)] * 1e9))
 
     def _describe_call(self, call: Call) -> _Told:
         entry, completion = value_at(self._run.config, ("llms", call.model)) or {}, call.completion

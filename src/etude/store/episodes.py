@@ -208,9 +208,14 @@ def call_key(episode_id: str, name: str) -> str:
     return f"{episode_id}/call/{name}"
 
 
-def episode_scores(journal: Journal, episode_id: str) -> dict[str, Json]:
+def score_key(episode_id: str, evaluator: str, label: str = "score") -> str:
+    """Return the journal key of an evaluator's score. Scores that were made again have another `label`."""
+    return f"{episode_id}/{label}/{evaluator}"
+
+
+def episode_scores(journal: Journal, episode_id: str, label: str = "score") -> dict[str, Json]:
     """Return the result of each evaluator for an episode: `score`, `reasoning`, `error`."""
-    prefix = f"{episode_id}/score/"
+    prefix = score_key(episode_id, "", label)
     return {key.removeprefix(prefix): stored for key, stored in journal.scan(prefix)}
 
 

@@ -17,7 +17,7 @@ from etude.core.job import ModelVersion
 from etude.core.keys import content_hash
 from etude.core.stats import Estimate, estimate_difference, shared_bounds
 from etude.store.database import DATABASE
-from etude.store.episodes import list_phases, stored_episodes
+from etude.store.episodes import list_phases, score_key, stored_episodes
 from etude.store.figures import Summary, best_version, last_version, summary_in
 from etude.store.histories import end_of_run, read_histories
 from etude.store.journal import read_states
@@ -422,7 +422,7 @@ def stored_scores(run: Path) -> dict[str, dict[MeasuredExample, list[Mapping[str
             row = data["example"]
             example = (row["id"], content_hash([row["inputs"], row["expected"]]))
             for evaluator, own in scores.items():
-                stored = folder.journal.get(f"{key}/score/{evaluator}") or {}
+                stored = folder.journal.get(score_key(key, evaluator)) or {}
                 if stored.get("score") is not None:
                     own.setdefault(example, []).append(stored)
     return scores

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, get_args, get_type_hints
 
+from etude.config.document import strings
 from etude.core.episode import Failure
 from etude.core.errors import RequestError, alternatives
 from etude.core.json_text import jsonable
@@ -112,21 +113,8 @@ def outlines(
         )
 
 
-def strings_in(value: Json) -> Iterator[str]:
-    """Yield all texts in a stored value that a person would read: no packed numbers, no field names."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for name, inner in value.items():
-            if name not in _UNREAD:
-                yield from strings_in(inner)
-    elif isinstance(value, Sequence):
-        for inner in value:
-            yield from strings_in(inner)
-
-
 _UNREAD = {"prompt_ids", "completion_ids", "logprobs", "role", "type", "id", "finish_reason"}
-
+"""The keys of packed numbers and of words that no person would read."""
 
 Test: TypeAlias = Callable[[EpisodeOutline], bool]
 
@@ -181,7 +169,8 @@ class Query:
         """Return whether an episode matches."""
         if not all(bool(test(episode)) is wanted for test, wanted in self.tests):
             return False
-        said = [text.lower() for text in strings_in(episode.stored)] if self.texts else []
+        found = strings(episode.stored) if self.texts else ()
+        said = [text.lower() for path, text in found if not _UNREAD.intersection(path)]
         return all(any(text in each for each in said) for text in self.texts)
 
 

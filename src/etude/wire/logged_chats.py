@@ -29,7 +29,7 @@ from etude.core.keys import content_hash, fold
 from etude.core.message import is_text, message_key, message_text, plain_text
 from etude.core.records import RunEnded
 from etude.core.secrets import masked_data
-from etude.store.episodes import read_episode, stored_episodes, write_episode
+from etude.store.episodes import read_episode, score_key, stored_episodes, write_episode
 from etude.store.facts import find_run
 from etude.store.journal import Journal, ModelLog
 from etude.store.run_folder import RunFolder
@@ -247,7 +247,7 @@ async def _write(journal: Journal, episode: EpisodeRecord) -> None:
     """Store an episode, with its feedback as its scores."""
     for event in episode.events:
         score = {"score": event.value, "reasoning": None, "error": None}
-        await journal.put(f"{episode.id}/score/{event.name}", score)
+        await journal.put(score_key(episode.id, str(event.name)), score)
     await write_episode(journal, episode)
 
 
