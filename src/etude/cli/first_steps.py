@@ -42,8 +42,9 @@ from etude.cli.console import (
 from etude.core.secrets import mask_secrets
 
 if TYPE_CHECKING:
+    from etude.core.stats import Estimate
     from etude.preflight.demo import DemoReport
-    from etude.preflight.estimate import Estimate, Range
+    from etude.preflight.estimate import RunEstimate
 
 Project = Literal["larger", "tickets", "sql", "game", "tool"]
 """The folders in `preflight/starter_files`."""
@@ -195,7 +196,7 @@ def check(
         raise typer.Exit(2)
 
 
-def _show_estimate(estimate: Estimate) -> None:
+def _show_estimate(estimate: RunEstimate) -> None:
     from etude.engines.ledger import format_usd
 
     for warning in estimate.warnings:
@@ -215,7 +216,7 @@ def _show_estimate(estimate: Estimate) -> None:
     say(f"measured on     {estimate.measured_on} episodes played with the models as they are now")
 
 
-def _interval(estimate: Range | None, form: str) -> str:
+def _interval(estimate: Estimate | None, form: str) -> str:
     """Return the 95 % interval of an estimate as text, or nothing if there is none."""
     if estimate is None or not math.isfinite(estimate.high):
         return ""

@@ -27,7 +27,7 @@ from etude.core.keys import content_hash
 from etude.engines.local import LocalLlmConfig, make_base, require_local_extra
 from etude.engines.openai_compatible import OPENAI_URL, OpenAiEngine, OpenAiLlmConfig
 from etude.models.device import available_memory, choose_device, shown_bytes, usable_cores
-from etude.preflight.estimate import Estimate, check_spending, estimate_run, play_some, target_blocks
+from etude.preflight.estimate import RunEstimate, check_spending, estimate_run, play_some, target_blocks
 from etude.preflight.finding import Findings
 from etude.processes.pool import number_of_runners
 from etude.processes.ray_cluster import require_used
@@ -49,7 +49,7 @@ class _NoEngine:
         return (0.0,) * len(ids)
 
 
-async def check_config(config: Config, *, play: int = 0) -> tuple[Findings, Estimate | None]:
+async def check_config(config: Config, *, play: int = 0) -> tuple[Findings, RunEstimate | None]:
     """Check the agent, examples, evaluators, models, templates and capabilities that a config names.
 
     If nothing is wrong, also estimate the run, for which `play` episodes are played. Problems never raise.

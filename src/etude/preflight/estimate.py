@@ -13,7 +13,7 @@ from etude.config.finetuning import FinetuneConfig
 from etude.config.schema import Config
 from etude.core.episode import Example, count_episodes
 from etude.core.errors import RequestError
-from etude.core.stats import estimate
+from etude.core.stats import Estimate, estimate
 from etude.engines.ledger import (
     BillEntry,
     find_prices,
@@ -41,16 +41,7 @@ class PlayedEpisodes:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """A figure with its 95 % interval. The upper end is infinite if the spread is unknown."""
-
-    mean: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class RunEstimate:
     """The episodes of a run. If some were played, also its calls, tokens and price."""
 
     training_episodes: int
@@ -61,25 +52,26 @@ class Estimate:
     calls: int | None = None
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    tokens: Range | None = None
-    """The tokens of all calls, including calls of judges and other models."""
-    usd: Range | None = None
+    tokens: Estimate | None = None
+    """The tokens of all calls, including calls of judges and other models. The upper end of its interval is
+    infinite if the spread is unknown."""
+    usd: Estimate | None = None
     """The price of these calls; None if no model has a price."""
     warnings: tuple[str, ...] = ()
 
 
 def estimate_run(
     config: Config, examples: Sequence[Example], held_out: int, played: PlayedEpisodes | None = None
-) -> Estimate:
+) -> RunEstimate:
     """Estimate a run on training `examples` and `held_out` validation examples, from played episodes."""
     training, validation = episode_counts(config, examples, held_out)
     if played is None:
-        return Estimate(training, validation)
+        return RunEstimate(training, validation)
     times, usage, error = (training + validation) / played.count, played.usage, played.error
 
-    def total(amount: float) -> Range:
+    def total(amount: float) -> Estimate:
         mean = times * amount
-        return Range(mean, mean * max(0.0, 1 - error), mean * (1 + error))
+        return Estimate(mean, mean * max(0.0, 1 - error), mean * (1 + error), played.count)
 
     figures = {"usd": total(usage.usd) if find_prices(config.llms) else None, "tokens": total(usage.tokens)}
     warnings = (
@@ -88,7 +80,7 @@ def estimate_run(
         for unit, needed in figures.items()
         if (most := getattr(config.budget, unit, None)) is not None and needed and needed.mean > most
     )
-    return Estimate(
+    return RunEstimate(
         training_episodes=training,
         validation_episodes=validation,
         measured_on=played.count,

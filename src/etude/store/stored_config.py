@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field
 from etude.config.document import parse_document, strings, value_at
 from etude.config.load import parse_config
 from etude.config.registry import LIVE
-from etude.config.schema import Config
+from etude.config.schema import SECTION_OF, Config
 from etude.core.errors import RequestError
 from etude.core.secrets import MASK
 from etude.store.database import DATABASE
@@ -73,7 +73,9 @@ def trained_parts(data: Mapping[str, Any], target: str | None = None) -> dict[st
 
     They are None if a run trains several models and `target` does not select one.
     """
-    model, builder, adapter = (_entry(data, target, part)[1] for part in _SECTIONS)
+    model, builder, adapter = (
+        _entry(data, target, part)[1] for part in ("model", "trajectory_builder", "trainer_adapter")
+    )
     base = model.get("model") or model.get("model_name") or ("tiny" if model.get("tiny") else None)
     return {"method": builder.get("_type"), "backend": adapter.get("_type"), "base": base}
 
@@ -83,19 +85,12 @@ def is_local(run: Path, target: str | None = None) -> bool:
     return _entry(stored_data(run), target, "model")[1].get("_type") == "local"
 
 
-_SECTIONS = {
-    "model": "llms",
-    "trajectory_builder": "trajectory_builders",
-    "trainer_adapter": "trainer_adapters",
-}
-
-
 def _entry(data: Mapping[str, Any], target: str | None, part: str) -> tuple[Any, dict[str, Any]]:
     """Return the name and the entry of a part that trains a model; None and an empty entry without one."""
     block = ("finetuning",) if target is None else ("finetuning", "targets", target)
     key = "target_model" if part == "model" and target is None else part
     name = value_at(data, (*block, key))
-    return name, value_at(data, (_SECTIONS[part], name)) or {}
+    return name, value_at(data, (SECTION_OF.get(part, "llms"), name)) or {}
 
 
 def without_secrets(value: Any) -> Any:
