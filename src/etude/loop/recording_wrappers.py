@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from etude.algorithms.algorithm import Algorithm, data_kind
@@ -161,14 +161,15 @@ class RecordedAdapter(RecordedPart):
         return status
 
 
+@dataclass(eq=False)
 class RecordedTrainer:
     """A trainer in a run, also a custom one. It gets recorded parts; the rest is the trainer's."""
 
-    def __init__(
-        self, trainer: Trainer, builder: TrajectoryBuilder, adapter: TrainerAdapter, runtime: Runtime
-    ) -> None:
-        self.trainer = trainer
-        self.builder, self.adapter, self._given = builder, adapter, runtime
+    trainer: Trainer
+    builder: TrajectoryBuilder
+    adapter: TrainerAdapter
+    given: Runtime
+    """The runtime of the run. The trainer's own has an evaluation whose collections are recorded."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["trainer"], name)
@@ -179,7 +180,7 @@ class RecordedTrainer:
         Raises CapabilityError when the adapter cannot train on the builder's data, TrainingError when the
         backend is not healthy. Nothing is sampled before that.
         """
-        trainer, builder, adapter, runtime = self.trainer, self.builder, self.adapter, self._given
+        trainer, builder, adapter, runtime = self.trainer, self.builder, self.adapter, self.given
         trainer._books = books = Bookkeeper(runtime, run_config, builder, adapter, trainer)
         parts: Any = RecordedBuilder(builder, books), RecordedAdapter(adapter, books)
         await trainer.bind_components(trajectory_builder=parts[0], trainer_adapter=parts[1])
@@ -209,7 +210,7 @@ class RecordedTrainer:
         Raises TrainingError when a job is not over, and WrongReturnError when there are jobs and no statuses.
         Errors that the trainer caught are raised again.
         """
-        trainer, books, progress = self.trainer, self.trainer.bookkeeper, self._given.progress
+        trainer, books, progress = self.trainer, self.trainer.bookkeeper, self.given.progress
         if trainer.run_config is self.builder.run_config is None:
             raise EtudeError(
                 f"{type(trainer).__name__} is not ready for this: call super().initialize(run_config) in "
@@ -218,9 +219,9 @@ class RecordedTrainer:
         if trainer.journals_epochs:
             statuses = await trainer.run(num_epochs)
             if books.log.state.end is None:  # The loop is the subclass's own.
-                await end_run([books], num_epochs, self._given.run, progress)
+                await end_run([books], num_epochs, self.given.run, progress)
             return statuses
-        progress.run_started(self._given.run.name, num_epochs, describe([books]))
+        progress.run_started(self.given.run.name, num_epochs, describe([books]))
         await run_warm_up(books)
         try:
             statuses = await trainer.run(num_epochs)
@@ -246,7 +247,7 @@ class RecordedTrainer:
                 f"{type(trainer).__name__}.run returned no status, and {len(books.started_jobs)} jobs were "
                 "submitted; return what `wait_until_complete` says of each, and resume the run"
             )
-        await end_run([books], num_epochs, self._given.run, progress)
+        await end_run([books], num_epochs, self.given.run, progress)
         return statuses or require_trained([books])
 
     async def cleanup(self) -> None:
@@ -266,7 +267,7 @@ class RecordedTrainer:
             raise
         except Exception as error:  # noqa: BLE001  user code
             text = f"{type(part).__name__}.cleanup failed: {where_raised(error)}"
-            self._given.progress.message(text, warning=True)
+            self.given.progress.message(text, warning=True)
 
 
 async def assemble_trainer(runtime: Runtime) -> RecordedTrainer | RecordedTargets:
@@ -310,6 +311,7 @@ async def _assemble(runtime: Runtime) -> RecordedTrainer:
     return RecordedTrainer(trainer, trajectory_builder, adapter, runtime)
 
 
+@dataclass(eq=False)
 class RecordedTargets:
     """Trains the targets of a run together, on one set of episodes per epoch.
 
@@ -317,14 +319,13 @@ class RecordedTargets:
     first that is due runs an epoch's episodes, and the others read them from the journal.
     """
 
-    def __init__(self, members: Mapping[str, RecordedTrainer], runtime: Runtime) -> None:
-        """`members` are the recorded `EpochTrainer`s by target."""
-        self.members = dict(members)
-        self._runtime = runtime
+    members: Mapping[str, RecordedTrainer]
+    """The recorded `EpochTrainer`s by target."""
+    runtime: Runtime
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Prepare all targets, and continue the run where it was left."""
-        await note_targets(self._runtime.run.journal, self.members)
+        await note_targets(self.runtime.run.journal, self.members)
         for name, member in self.members.items():
             await member.initialize(run_config.for_target(name))
 
@@ -334,8 +335,8 @@ class RecordedTargets:
         Raises TrainingError when a job failed, its weights cannot be adopted, or nothing was trained on.
         """
         trainers = [cast("EpochTrainer", member.trainer) for member in self.members.values()]
-        block = self._runtime.builder.config.finetuning
-        return await run_epochs(trainers, num_epochs, block, self._runtime)
+        block = self.runtime.builder.config.finetuning
+        return await run_epochs(trainers, num_epochs, block, self.runtime)
 
     async def cleanup(self) -> None:
         """Free the resources of the targets, even if one of them raises."""

@@ -122,14 +122,13 @@ async def play(
     return EpisodeTree.from_json(record.output)
 
 
+@dataclass(eq=False)
 class _Asker:
     """The source of answers from the agents' models, which makes all model calls of one episode."""
 
-    def __init__(self, workflow: ProtocolWorkflow, episode: Episode) -> None:
-        self._workflow = workflow
-        self._episode = episode
-        self._models = workflow.models
-        self._calls = 0
+    workflow: ProtocolWorkflow
+    episode: Episode
+    calls: int = 0
 
     async def ask(self, questions: Sequence[Question]) -> list[FinalAnswer]:
         """Ask all questions at the same time, and return their answers.
@@ -140,7 +139,7 @@ class _Asker:
         """
         answers: dict[int, FinalAnswer] = {}
         rejected: dict[int, tuple[Rejected, ...]] = {}
-        for retries_left in range(self._workflow.retries, -1, -1):
+        for retries_left in range(self.workflow.retries, -1, -1):
             waiting = [index for index in range(len(questions)) if index not in answers]
             replies = await gather_results(self._chat(questions[index]) for index in waiting)
             for index, (call, reply) in zip(waiting, replies, strict=True):
@@ -156,13 +155,13 @@ class _Asker:
     async def _chat(self, question: Question) -> tuple[int, Reply]:
         agent = question.turn.agent
         # Nothing is awaited before the recorder counts this call, so both counts stay equal.
-        call = self._calls
-        self._calls += 1
-        with self._episode.function(agent):
-            return call, await self._episode.chat(question.prompt, model=self._models.get(agent))
+        call = self.calls
+        self.calls += 1
+        with self.episode.function(agent):
+            return call, await self.episode.chat(question.prompt, model=self.workflow.models[agent])
 
     def _parse_answer(self, text: str, turn: Turn) -> Move | Malformed:
-        act = self._workflow.scenario.parse(text, turn)
+        act = self.workflow.scenario.parse(text, turn)
         if isinstance(act, Malformed):
             return act
         if not isinstance(act, Move):
@@ -209,11 +208,11 @@ def _make(kind: str, name: str, known: Mapping[str, Any], arguments: Mapping[str
         return factory(**arguments)
 
 
+@dataclass(eq=False)
 class ProtocolReward(Evaluator):
     """The evaluator for an agent's total reward in a play, or the root's value if the play branched."""
 
-    def __init__(self, agent: str) -> None:
-        self.agent = agent
+    agent: str
 
     async def evaluate_item(self, item: EvalInputItem) -> EvalOutputItem:
         """Score one episode. Raises RequestError if it did not play a protocol with this agent."""

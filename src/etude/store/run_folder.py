@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -56,13 +57,14 @@ _FORMS = (
 )
 
 
+@dataclass(eq=False)
 class RunFolder:
     """An open run folder. Use it as a context manager, or `close` it."""
 
-    def __init__(self, path: Path, journal: Journal, lock: RunLock | None) -> None:
-        self.path = path
-        self.journal = journal
-        self._lock = lock
+    path: Path
+    journal: Journal
+    lock: RunLock | None
+    """None if the run is only read."""
 
     @classmethod
     def create(
@@ -178,8 +180,8 @@ class RunFolder:
     def close(self) -> None:
         """Commit the queue, close the journal and release the lock. Calling it twice is fine."""
         self.journal.close()
-        if self._lock is not None:
-            self._lock.release()
+        if self.lock is not None:
+            self.lock.release()
 
     def __enter__(self) -> RunFolder:
         return self
