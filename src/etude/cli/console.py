@@ -35,6 +35,11 @@ def say_wrapped(text: str) -> None:
     say("\n".join(wrap_lines(text, line_width(), "  ")))
 
 
+def say_fact(label: str, text: object) -> None:
+    """Print a label and a text in two columns."""
+    say_wrapped(f"{label:<15} {text}")
+
+
 def warn(text: str) -> None:
     """Print a line on standard error."""
     print(text, file=sys.stderr, flush=True)
@@ -145,16 +150,16 @@ def show_outcome(summary: Summary, epochs: str, run: Path) -> None:
 
     for target, own in (summary.targets or {"": summary}).items():
         if target:
-            say(f"target          {target}")
+            say_fact("target", target)
         for label, text in own.lines():
-            say_wrapped(f"{label:<15} {text}")
-    say(f"epochs          {epochs}")
+            say_fact(label, text)
+    say_fact("epochs", epochs)
     if summary.stopped:
-        say_wrapped(f"stopped         early, by an alarm: {summary.stopped}")
+        say_fact("stopped", f"early, by an alarm: {summary.stopped}")
     for text in summary.warnings:
-        say_wrapped(f"warning         {text}")
+        say_fact("warning", text)
     if (run / PLOT).exists():
-        say(f"plot            {shown_path(run / PLOT)}")
+        say_fact("plot", shown_path(run / PLOT))
 
 
 def show_troubles(run: Path, calls: Mapping[str, int], causes: Sequence[FailureCause]) -> None:
@@ -167,15 +172,14 @@ def show_troubles(run: Path, calls: Mapping[str, int], causes: Sequence[FailureC
 
     cut_off, retries = CutOffAnswers().seen_in(calls), calls.get("retries", 0)
     if cut_off:
-        say_wrapped(f"warning         {cut_off}; {CutOffAnswers.remedy}")
+        say_fact("warning", f"{cut_off}; {CutOffAnswers.remedy}")
     if retries:
-        text = f"{retries} attempts at model calls gave no usable answer, and were made again"
-        say_wrapped(f"retries         {text}")
+        say_fact("retries", f"{retries} attempts at model calls gave no usable answer, and were made again")
     if calls.get("tool_failed"):
-        text = f"{calls['tool_failed']} of {calls['tool_calls']} calls of tools had no answer"
-        say_wrapped(f"tools           {text}")
+        say_fact("tools", f"{calls['tool_failed']} of {calls['tool_calls']} calls of tools had no answer")
     for cause in causes[:5]:
-        say_wrapped(f"failed          {cause}")
+        say_fact("failed", cause)
+        # Not wrapped, since it is a command to copy.
         say(f"                {show_command(shown_path(run), cause.episode)}")
 
 
@@ -191,7 +195,7 @@ def show_bill(bill: Bill) -> None:
     has_both = whole.usd and whole.unpriced_tokens
     unpriced = f" ({whole.unpriced_tokens:,} of them without a price)" if has_both else ""
     took = f"{whole.tokens:,} tokens{unpriced} in {whole.calls:,} calls"
-    say_wrapped(f"spent           {costs}{took}, {shown_seconds(bill.seconds)} at work")
+    say_fact("spent", f"{costs}{took}, {shown_seconds(bill.seconds)} at work")
     if not whole.usd:
         return
     rows = [

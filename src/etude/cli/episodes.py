@@ -11,7 +11,7 @@ import typer
 
 from etude.cli import hints
 from etude.cli.command import RUNS, AsJson, OutputDir, argument, option, run_async
-from etude.cli.console import emit, next_step, say, say_wrapped, shown_path, table
+from etude.cli.console import emit, next_step, say, say_fact, say_wrapped, shown_path, table
 from etude.core.errors import RequestError
 
 if TYPE_CHECKING:
@@ -159,6 +159,6 @@ def import_traces(
         rows = [(reason, of["count"], of["first"]) for reason, of in imported.left_out.items()]
         table(("left out", "count", "first at"), rows)
     for label, text in imported_lines(asdict(imported)):
-        say(f"{label:<15} {text}")
-    say(f"run             {shown_path(run.path)}")
+        say_fact(label, text)
+    say_fact("run", shown_path(run.path))
     next_step(hints.command("episodes", run.path))

@@ -33,6 +33,7 @@ from etude.cli.console import (
     emit,
     next_step,
     say,
+    say_fact,
     say_wrapped,
     show_findings,
     shown_path,
@@ -157,10 +158,10 @@ def _show(report: DemoReport) -> None:
     table(("", *measured, "episodes"), rows, title=title)
     for when, transcript in report.transcripts.items():
         say(f"{when} training\n{transcript}")
-    say(f"plot            {shown_path(report.plot)}")
-    say(f"trained model   {shown_path(report.model)}")
-    say(f"agent, config   {shown_path(report.folder)}")
-    say(f"took            {report.seconds:.0f} s")
+    say_fact("plot", shown_path(report.plot))
+    say_fact("trained model", shown_path(report.model))
+    say_fact("agent, config", shown_path(report.folder))
+    say_fact("took", f"{report.seconds:.0f} s")
     next_step(hints.new_project())
 
 
@@ -202,18 +203,19 @@ def _show_estimate(estimate: RunEstimate) -> None:
     for warning in estimate.warnings:
         say_wrapped(f"{STATUS_SIGNS['warning']} {warning}")
     training, validation = estimate.training_episodes, estimate.validation_episodes
-    say(f"\nepisodes        {training:,} to train on + {validation:,} to validate")
+    say()
+    say_fact("episodes", f"{training:,} to train on + {validation:,} to validate")
     if not estimate.measured_on:
-        say("tokens          measure calls, tokens and their price on a few episodes: --play 8")
+        say_fact("tokens", "measure calls, tokens and their price on a few episodes: --play 8")
         return
-    say(f"calls           about {estimate.calls:,}")
+    say_fact("calls", f"about {estimate.calls:,}")
     prompt, sampled = estimate.prompt_tokens, estimate.completion_tokens
     apart = _interval(estimate.tokens, "{:,.0f}")
-    say(f"tokens          about {prompt:,} in prompts, {sampled:,} sampled{apart}")
+    say_fact("tokens", f"about {prompt:,} in prompts, {sampled:,} sampled{apart}")
     if estimate.usd is not None:
-        money = f"{format_usd(estimate.usd.mean)}{_interval(estimate.usd, '${:,.4g}')}"
-        say(f"price           about {money} for calls")
-    say(f"measured on     {estimate.measured_on} episodes played with the models as they are now")
+        money = format_usd(estimate.usd.mean) + _interval(estimate.usd, "${:,.4g}")
+        say_fact("price", f"about {money} for calls")
+    say_fact("measured on", f"{estimate.measured_on} episodes played with the models as they are now")
 
 
 def _interval(estimate: Estimate | None, form: str) -> str:

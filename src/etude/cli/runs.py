@@ -16,6 +16,7 @@ from etude.cli.console import (
     emit,
     next_step,
     say,
+    say_fact,
     say_wrapped,
     show_bill,
     show_outcome,
@@ -236,19 +237,19 @@ def status(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> N
         facts = {"state": seen.state, "pid": seen.pid, "age": seen.age, "status": status}
         emit({"run": str(path), **facts, "jobs": [job.model_dump(mode="json") for job in jobs]})
         return
-    say(f"run             {shown_path(path)}")
+    say_fact("run", shown_path(path))
     told, age = seen.status, _since(seen.age or 0.0)
     if seen.state == "starting":
-        say(f"head            process {seen.pid} has just started, and has not reported yet")
+        say_fact("head", f"process {seen.pid} has just started, and has not reported yet")
     elif told is None:
-        say(f"head            no process has the run {path.name} open")
+        say_fact("head", f"no process has the run {path.name} open")
     elif seen.state == "lost":
-        say(f"head            gone: process {told.pid} on {told.host}; its last report is {age} old")
+        say_fact("head", f"gone: process {told.pid} on {told.host}; its last report is {age} old")
     else:
         up = _since(max(0.0, told.at - told.since))
-        say(f"head            process {told.pid} on {told.host}, since {up}")
+        say_fact("head", f"process {told.pid} on {told.host}, since {up}")
         if seen.state == "silent":
-            say(f"warning         the head has not reported for {age}: it is stuck, or its code blocks")
+            say_fact("warning", f"the head has not reported for {age}: it is stuck, or its code blocks")
     if told is not None:
         _show_status(told, jobs)
     next_step(hints.after_run(path))
@@ -259,18 +260,18 @@ def _show_facts(facts: RunFacts) -> None:
     from etude.core.history import Score
     from etude.store.facts import imported_lines
 
-    say(f"run             {shown_path(facts.path)}")
-    say(f"state           {facts.shown_state}")
+    say_fact("run", shown_path(facts.path))
+    say_fact("state", facts.shown_state)
     trained = (("base model", facts.base), ("method", facts.method), ("backend", facts.backend))
     for label, value in (("model", facts.model),) if facts.kind == "evaluate" else trained:
         if value is not None:
-            say(f"{label:<15} {value}")
+            say_fact(label, value)
     if facts.storage is not None:
         at, fault = (facts.storage.get(key) for key in ("copied_at", "last_error"))
         since = "never" if at is None else f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}"
         text = f"{facts.storage['address']}, last backed up: {since}"
         text += f"; it fails now: {fault}" if fault else ""
-        say_wrapped(f"storage         {text}")
+        say_fact("storage", text)
     if facts.state == "unreadable":
         return
     if facts.kind == "train":
@@ -279,11 +280,11 @@ def _show_facts(facts: RunFacts) -> None:
     result = facts.result or {}
     if facts.kind == "import":
         for label, text in imported_lines(result):
-            say(f"{label:<15} {text}")
+            say_fact(label, text)
         return
     for name, scores in (result.get("scores") or {}).items():
         examples = "" if scores["n"] == scores["scored"] else f" examples, {scores['scored']} scores"
-        say(f"{name:<15} {Score.model_validate(scores).with_count}{examples}")
+        say_fact(name, f"{Score.model_validate(scores).with_count}{examples}")
     causes = [FailureCause.model_validate(cause) for cause in result.get("causes") or ()]
     show_troubles(facts.path, result.get("model_calls") or {}, causes)
 
@@ -312,12 +313,12 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
         counts = ("episodes", "failed", "cut off", "trained on")
         table(("epoch", "reward", *counts, "version", "validation", "skipped"), rows, title=target)
     if (kept := describe_kept(run, history)) is not None:
-        say_wrapped(f"on the disk     {kept}")
+        say_fact("on the disk", kept)
     for recovery in history.recoveries:
-        say_wrapped(f"recovered       {recovery.timestamp}: {recovery}")
+        say_fact("recovered", f"{recovery.timestamp}: {recovery}")
     drift = sum((Counter(entry.metrics.get("drift") or {}) for entry in history.epochs), Counter[str]())
     for fault, count in drift.most_common():
-        say_wrapped(f"drift           {count} branches, {fault}")
+        say_fact("drift", f"{count} branches, {fault}")
     entries: list[Entry] = [*history.validations, *history.epochs]
     calls = Counter[str]()
     for entry in entries:
@@ -328,20 +329,20 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
 
 def _show_status(status: RunStatus, jobs: list[JobFacts]) -> None:
     epoch = "" if status.epoch is None else f", epoch {status.epoch}/{status.num_epochs}"
-    say(f"phase           {status.phase}{epoch}, since {_since(status.phase_seconds)}")
+    say_fact("phase", f"{status.phase}{epoch}, since {_since(status.phase_seconds)}")
     of = "" if status.expected is None else f" of {status.expected}"
     waiting = "" if status.waiting is None else f", {status.waiting} waiting"
     failed = f"; {status.totals.failed} failed so far" if status.totals.failed else ""
-    say(f"episodes        {status.finished}{of} finished, {status.playing} playing{waiting}{failed}")
+    say_fact("episodes", f"{status.finished}{of} finished, {status.playing} playing{waiting}{failed}")
     for job in jobs:
-        say(f"job             {job.name} at {job.backend}: {job.status}")
+        say_fact("job", f"{job.name} at {job.backend}: {job.status}")
     for team in status.learners:
         nodes = ", ".join(f"{count} on {node}" for node, count in Counter(team.nodes).items())
-        say(f"learners        {nodes or 'none has room yet'}; {team.wanted} were asked for")
+        say_fact("learners", f"{nodes or 'none has room yet'}; {team.wanted} were asked for")
     waiting = f", {status.journal.waiting} not on the disk yet" if status.journal.waiting else ""
-    say(f"journal         {status.journal.committed} entries written{waiting}")
+    say_fact("journal", f"{status.journal.committed} entries written{waiting}")
     for wait in status.waits:
-        say_wrapped(f"waits for       {wait.what}, {_since(wait.seconds)}")
+        say_fact("waits for", f"{wait.what}, {_since(wait.seconds)}")
     if status.runners:
         runners = [
             (each.number, each.node or None, each.state, _since(each.seconds), each.episodes)

@@ -29,6 +29,7 @@ from etude.cli.console import (
     emit,
     next_step,
     say,
+    say_fact,
     say_wrapped,
     show_outcome,
     show_troubles,
@@ -85,7 +86,7 @@ def train_and_show(settings: Config, run: RunFolder, *, as_json: bool) -> None:
         skipped = f", {summary.epochs_skipped} skipped" if summary.epochs_skipped else ""
         say()
         show_outcome(summary, f"{summary.epochs_trained} trained{skipped}", run.path)
-        say(f"run             {shown_path(run.path)}")
+        say_fact("run", shown_path(run.path))
         next_step(hints.after_training(run.path))
 
 
@@ -243,7 +244,7 @@ def evaluate_and_show(settings: Config, run: RunFolder, request: EvaluationReque
         evaluation = run_async(evaluate_run(settings, run, request, progress=progress))
     _show(evaluation, {"run": str(run.path)}, as_json=as_json)
     if not as_json:
-        say(f"run             {shown_path(run.path)}")
+        say_fact("run", shown_path(run.path))
         next_step(hints.command("evaluate", "--rescore", run.path))
 
 
@@ -312,9 +313,9 @@ def export(
         facts = {"folder": str(folder), "version": wanted.number, "choice": wanted.choice or None}
         emit({**facts, "lora_only": lora, "files": files})
         return
-    say(f"exported        {wanted}" + (f"  ({wanted.choice})" if wanted.choice else ""))
-    say(f"to              {shown_path(folder)}")
-    say(f"files           {', '.join(files)}")
+    say_fact("exported", f"{wanted}" + (f"  ({wanted.choice})" if wanted.choice else ""))
+    say_fact("to", shown_path(folder))
+    say_fact("files", ", ".join(files))
     if not lora and wanted.target is None:
         again = hints.command("evaluate", path / "config.yml", "--model", folder)
         next_step(hints.new_project(shown_path(folder)) if needs_program(path) else again)
