@@ -59,9 +59,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_246,
+    "lines of source": 54_181,
     "modules": 244,
-    "lines of tests": 44_268,
+    "lines of tests": 44_267,
     "benchmark files": 12,
     "config keys": 306,
 }

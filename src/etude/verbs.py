@@ -41,7 +41,7 @@ from etude.loop.arguments import (
     settings_as_overrides,
     with_python_objects,
 )
-from etude.loop.evaluation import Evaluation, model_overrides
+from etude.loop.evaluation import EvaluationScores, model_overrides
 from etude.loop.evaluation import evaluate as run_evaluation
 from etude.loop.lifecycle import config_to_resume, note_changes, restore, retry_failed
 from etude.loop.recording_wrappers import assemble_trainer
@@ -315,7 +315,7 @@ async def train_in(
 
 async def evaluate_in(
     config: Config, run: RunFolder, request: EvaluationRequest, *, progress: Progress
-) -> Evaluation:
+) -> EvaluationScores:
     """Evaluate as the config says, continuing from the finished work in the open run folder."""
     with rare_garbage_collection():
         async with Reporting(Builder(config, run), run, progress):

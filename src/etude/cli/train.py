@@ -42,7 +42,7 @@ from etude.core.errors import RequestError
 if TYPE_CHECKING:
     from etude.config.document import Override
     from etude.config.schema import Config
-    from etude.loop.evaluation import Evaluation
+    from etude.loop.evaluation import EvaluationScores
     from etude.store.run_folder import RunFolder
     from etude.store.stored_config import EvaluationRequest
 
@@ -265,7 +265,7 @@ def _rescore(run: Path, settings: Config, phase: str | None, *, as_json: bool) -
         next_step(hints.show(run))
 
 
-def _show(evaluation: Evaluation, facts: dict[str, Any], *, as_json: bool) -> None:
+def _show(evaluation: EvaluationScores, facts: dict[str, Any], *, as_json: bool) -> None:
     """Print the scores as a table, or as a JSON object."""
     from etude.core.history import Score
     from etude.loop.evaluation import item_rows

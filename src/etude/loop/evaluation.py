@@ -53,7 +53,7 @@ _NO_USAGE = {"episodes": 0, "calls": 0, "prompt_tokens": 0, "completion_tokens":
 
 
 @dataclass(frozen=True, slots=True)
-class Evaluation:
+class EvaluationScores:
     """The scores of an evaluation."""
 
     output: EvaluationRunOutput
@@ -124,7 +124,7 @@ async def measure(
     phase: str = EVALUATION,
     repeat: int = 1,
     greedy: bool = False,
-) -> Evaluation:
+) -> EvaluationScores:
     """Run `repeat` episodes on each example and score them. Raises ErrorBudgetExceeded when too many fail."""
     usage, progress, reward = dict(_NO_USAGE), runtime.progress, runtime.builder.config.finetuning.reward_name
 
@@ -145,12 +145,12 @@ async def measure(
         on_score=_telling(progress, reward),
         keep_episodes=False,
     )
-    return Evaluation(output, len(examples), repeat, greedy, reward, model, usage)
+    return EvaluationScores(output, len(examples), repeat, greedy, reward, model, usage)
 
 
 async def evaluate(
     config: Config, run: RunFolder, request: EvaluationRequest, *, progress: Progress | None = None
-) -> Evaluation:
+) -> EvaluationScores:
     """Carry out an evaluation request, or continue it from the run folder.
 
     It uses the validation examples if the config has any, else the training examples. The result is recorded,
@@ -222,7 +222,7 @@ async def load_version_engine(config: Config, model: str, version: RunVersion) -
 
 async def rescore_run(
     config: Config, run: RunFolder, *, phase: str | None = None, progress: Progress | None = None
-) -> tuple[str, Evaluation]:
+) -> tuple[str, EvaluationScores]:
     """Score the stored episodes of a run's phase, by default the latest, with a config's evaluators.
 
     No agent runs, and only models that judge are called. Scores are stored under a label made from the
@@ -259,7 +259,7 @@ async def rescore_run(
     items = output.eval_input.eval_input_items
     examples, repeat = len({item.id for item in items}), len({item.generation for item in items})
     usage = {**_NO_USAGE, "episodes": len(items)}
-    return phase, Evaluation(output, examples, repeat, False, reward, f"{run.name} ({phase})", usage)
+    return phase, EvaluationScores(output, examples, repeat, False, reward, f"{run.name} ({phase})", usage)
 
 
 def _telling(progress: Progress, reward: str | None) -> OnScore:

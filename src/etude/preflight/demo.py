@@ -18,7 +18,7 @@ from etude.core.errors import RequestError
 from etude.core.evaluation import EvalOutputItem
 from etude.core.interfaces import Progress
 from etude.engines.local import require_local_extra
-from etude.loop.evaluation import Evaluation, load_version_engine, measure
+from etude.loop.evaluation import EvaluationScores, load_version_engine, measure
 from etude.models.source import PACKAGED, locate, packaged_folder
 from etude.preflight.starter import write_starter
 from etude.runtime import open_runtime
@@ -47,7 +47,7 @@ PRETRAINED = "tickets"
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """The result of a demo. Evaluations have the form of `Evaluation.as_json`, on all held-out examples."""
+    """The result of a demo. Scores have the form of `EvaluationScores.as_json`, on all held-out examples."""
 
     folder: Path
     run: Path
@@ -157,7 +157,7 @@ async def _make_base(folder: Path, seed: int, progress: Progress) -> None:
 
 
 def _transcripts(
-    run: RunFolder, phases: tuple[str, str], before: Evaluation, after: Evaluation
+    run: RunFolder, phases: tuple[str, str], before: EvaluationScores, after: EvaluationScores
 ) -> dict[str, str]:
     """Return the transcripts, before and after training, of the example whose reward rose most."""
     earlier, later = (

@@ -59,7 +59,7 @@ class RunFacts:
     summary: Summary = field(default_factory=Summary)
     """The figures of a training run."""
     result: Mapping[str, Any] | None = None
-    """The result of a finished evaluation (`etude.loop.evaluation.Evaluation`) or import (`Imported`)."""
+    """The result of a finished evaluation (`EvaluationScores.as_json`) or import (`Imported`)."""
     storage: Mapping[str, Any] | None = None
     """The state of the run's backup, if there is one: `address`, `copied_at`, `last_error`."""
     histories: Mapping[str | None, History] = field(default_factory=dict, repr=False)
