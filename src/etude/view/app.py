@@ -4,7 +4,6 @@ The link that `etude view` prints has a key. Opening it sets a cookie with the k
 """
 
 import secrets
-import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlencode
@@ -134,14 +133,7 @@ def serve_view(
         socket_of_view = listen("127.0.0.1", 0)
     with socket_of_view as listening:
         port, key = listening.getsockname()[1], secrets.token_urlsafe(24)
-        app = create_view(root, key, port=port)
-        path = url("runs", run) if run else "/"
-
-        class Server(uvicorn.Server):
-            """A server that calls `on_ready` when it is ready."""
-
-            async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-                await super().startup(sockets)
-                on_ready(f"http://127.0.0.1:{port}{path}", key)
-
-        Server(server_config(app, log_level="warning")).run(sockets=[listening])
+        server = uvicorn.Server(server_config(create_view(root, key, port=port), log_level="warning"))
+        # The socket listens already: a request waits until the server runs.
+        on_ready(f"http://127.0.0.1:{port}{url('runs', run) if run else '/'}", key)
+        server.run(sockets=[listening])
