@@ -390,7 +390,7 @@ async def rescore(
     try:
         return await gathering.score_all(records())
     except ErrorBudgetExceeded:
-        await journal.flush()  # As in `EvaluationRun.answer`.
+        await journal.flush()  # As in `EvaluationRun.run`.
         for episode_id in ids.values():
             for score in _failed_scores(journal, episode_id, f"rescore:{label}"):
                 await journal.forget(score)
