@@ -52,6 +52,8 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self._answer(b"")
 
+    do_HEAD = do_GET
+
     def do_POST(self) -> None:
         self._answer(self.rfile.read(int(self.headers["content-length"])))
 

@@ -118,6 +118,13 @@ def test_the_end_of_an_epoch_is_validated():
     assert [news.step for news in listener.steps if "valid_loss" in news.metrics] == [3, 6]
 
 
+def test_held_out_rows_without_a_trained_token_have_no_loss():
+    held_out = [(replace(one, weights=(0.0,) * len(one.ids)),) for one in sequences(policy(), 2)]
+    _, job = training(None, listener := Listener(), validation=[(unit,) for unit in held_out])
+    job.run(threading.Event())
+    assert len(listener.steps) == 6 and not any("valid_loss" in news.metrics for news in listener.steps)
+
+
 def test_a_step_without_an_advantage_is_taken_for_another_term_of_the_loss():
     idle = [replace(one, advantages=(0.0,) * len(one.ids)) for one in sequences(policy(), 2)]
     learner = Learner(moved := fresh_policy(), OPTIONS)

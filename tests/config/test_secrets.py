@@ -24,6 +24,12 @@ ARGUMENTS = {
     "service": {"password": "canary-argument-4", "pad_token": "<|pad|>"},
     "database": "postgres://me:canary-address-5@host/db",
     "answer_key": "final_answer",
+    "vault": {"password": 4815162342, "client_secret": "90210421337788", "token_limit": 10_000_000},
+}
+KEPT = {
+    "service": {"password": MASK, "pad_token": "<|pad|>"},
+    "database": MASK,
+    "vault": {"password": MASK, "client_secret": MASK, "token_limit": 10_000_000},
 }
 
 
@@ -44,7 +50,7 @@ def test_they_are_masked_wherever_they_stand_and_nothing_else_is(config: Path):
     assert "canary" not in str(kept)
     helper, arguments = kept["llms"]["helper"], kept["workflow"]["arguments"]
     assert helper["extra_body"] == {"provider": {"token": MASK, "order": ["a"]}, "seed_key": "plain"}
-    assert arguments == ARGUMENTS | {"service": {"password": MASK, "pad_token": "<|pad|>"}, "database": MASK}
+    assert arguments == ARGUMENTS | KEPT
 
 
 def test_what_is_kept_loads_as_the_same_config_where_the_file_is_still_there(config: Path, tmp_path: Path):
@@ -61,7 +67,8 @@ def test_what_is_kept_loads_as_the_same_config_where_the_file_is_still_there(con
 
 def test_from_then_on_they_are_masked_in_all_text(config: Path):
     load_config(config)
-    assert mask_secrets("canary-body-3, canary-address-5 and canary-header-2") == f"{MASK}, {MASK} and {MASK}"
+    assert mask_secrets("canary-body-3, canary-address-5, canary-header-2") == f"{MASK}, {MASK}, {MASK}"
+    assert mask_secrets("4815162342 of 10000000") == f"{MASK} of 10000000"
 
 
 def test_a_config_that_is_wrong_tells_none(config: Path):

@@ -31,6 +31,16 @@ def test_a_run_leaves_the_thresholds_as_they_were(thresholds):
     assert gc.get_threshold() == thresholds
 
 
+def test_runs_that_overlap_leave_them_too(thresholds):
+    first, second = rare_garbage_collection(), rare_garbage_collection()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert gc.get_threshold()[0] > 10 * thresholds[0]
+    second.__exit__(None, None, None)
+    assert gc.get_threshold() == thresholds
+
+
 @pytest.mark.parametrize("name", ["OMP_WAIT_POLICY", "GOMP_SPINCOUNT"])
 def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch, name: str):
     set_up_process()

@@ -44,9 +44,14 @@ def test_of_an_authorization_header_the_secret_is_found_alone():
     assert mask_secrets("token canary-bearer-5.") == f"token {MASK}."
 
 
-def test_a_short_secret_is_found_as_a_word():
-    keep_secret("hus5")
-    assert mask_secrets("hus5, and xhus5") == f"{MASK}, and xhus5"
+def test_a_short_secret_is_found_as_a_word_unless_it_is_a_number():
+    keep_secret("hus5", "1000")
+    assert mask_secrets("hus5, and xhus5 of 1000") == f"{MASK}, and xhus5 of 1000"
+
+
+def test_a_long_number_that_is_declared_as_secret_is_found():
+    keep_secret("481516234209")
+    assert mask_secrets("pin 481516234209") == f"pin {MASK}"
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,20 @@ async def test_whatever_can_be_called_is_a_tool(
     assert (result.text, result.is_error) == (answer, False)
 
 
+class Shelf:
+    def place(self, row: int) -> str:
+        """Ask a place for a city that it has not."""
+        return Place.model_validate({"row": row}).city
+
+
+@pytest.mark.parametrize(
+    ("row", "said"), [("far", "error: row: Input should be a valid integer"), (1, "for Place\ncity")]
+)
+async def test_only_arguments_that_do_not_fit_are_the_models_fault(row: Any, said: str) -> None:
+    result = await FunctionTools([Shelf().place]).call("place", {"row": row})
+    assert result.is_error and said in result.text
+
+
 def test_a_method_needs_its_object() -> None:
     with pytest.raises(RequestError, match=r"function 'sell' .* bound method; .* JSON"):
         describe_tools([Shop.sell])

@@ -9,7 +9,9 @@ import pytest
 import etude as library
 from etude.show import tracker
 from etude.show.tracker import RunRecord
+from etude.show.tracker_services import _require_server
 from tests.cli.projects import change, etude, run_to_end, succeed
+from tests.json_server import JsonServer
 
 KEYS = ["validation/00000000", "epoch/00000001", "epoch/00000002", "validation/00000002", "finished/00000002"]
 """The records of the small project's run, in their order."""
@@ -23,6 +25,13 @@ def read_lines(file: Path = Path("shown.jsonl")) -> list[dict[str, Any]]:
 
 def records(file: Path = Path("shown.jsonl")) -> list[dict[str, Any]]:
     return [line for line in read_lines(file) if "key" in line]
+
+
+def test_a_server_is_asked_whether_it_answers_without_the_password_of_its_address():
+    heard: list[Any] = []
+    with JsonServer(lambda path, headers, body: (heard.append(headers) or 200, {})) as server:
+        _require_server(server.url.replace("//", "//me:canary-pw-1@"))
+    assert [headers["authorization"] for headers in heard] == [None]
 
 
 def test_a_run_is_shown_record_by_record_with_its_config_and_goes_on_so(project):

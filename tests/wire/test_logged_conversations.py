@@ -34,9 +34,10 @@ def write(path: Path, *rows: Any) -> Path:
     return path
 
 
-def test_rows_of_one_trace_are_one_chat(tmp_path: Path):
-    first = {"messages": [QUESTION, ANSWER], "trace_id": "a", "score": 1}
-    second = {"messages": [QUESTION, ANSWER, MORE, ANSWER], "trace_id": "a", "feedback": 0.5}
+@pytest.mark.parametrize("trace", ["a", 0])
+def test_rows_of_one_trace_are_one_chat(tmp_path: Path, trace: str | int):
+    first = {"messages": [QUESTION, ANSWER], "trace_id": trace, "score": 1}
+    second = {"messages": [QUESTION, ANSWER, MORE, ANSWER], "trace_id": trace, "feedback": 0.5}
     episodes, imported = read_log([write(tmp_path / "log.jsonl", first, {**first, "trace_id": "b"}, second)])
     assert [len(episode.calls) for episode in episodes] == [3, 1]
     assert imported.scores == {"score": 2, "feedback": 1}

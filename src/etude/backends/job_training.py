@@ -152,11 +152,10 @@ class JobData:
 
     def measure(self, step: Step, learner: Learner) -> dict[str, float]:
         """Return further metrics after a step: `valid_loss` at the end of an epoch."""
-        if not (self.validation and step.ends_epoch):
+        units = [*chain.from_iterable(self.validation)]
+        if not (step.ends_epoch and any(map(is_trained, units))):
             return {}
-        return {
-            "valid_loss": learner.evaluate([*chain.from_iterable(self.validation)], self.objective)["loss"]
-        }
+        return {"valid_loss": learner.evaluate(units, self.objective)["loss"]}
 
     def count_trained_tokens(self, training: JobTraining) -> int:
         """Return the number of trained tokens of all steps."""

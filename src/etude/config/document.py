@@ -96,13 +96,18 @@ def leaves(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
         yield path, data
 
 
-def strings(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+def strings(data: Any) -> Iterator[tuple[KeyPath, str]]:
     """Yield every string within `data`, with its path."""
-    if isinstance(data, str):
-        yield path, data
-    elif isinstance(data, dict | list):
+    return ((path, value) for path, value in scalars(data) if isinstance(value, str))
+
+
+def scalars(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any]]:
+    """Yield every value within `data` that is no dict or list, with its path."""
+    if isinstance(data, dict | list):
         for key, value in data.items() if isinstance(data, dict) else enumerate(data):
-            yield from strings(value, (*path, key))
+            yield from scalars(value, (*path, key))
+    else:
+        yield path, data
 
 
 _MOST_KEYS = 100_000

@@ -25,6 +25,7 @@ from etude.config.document import (
     parse_document,
     read_document,
     replace_at,
+    scalars,
     set_at,
     strings,
     value_at,
@@ -359,10 +360,11 @@ Declared = SecretStr | SecretBytes
 
 
 def secrets_in(data: Any, *, sure: bool = False) -> Iterator[tuple[KeyPath, str]]:
-    """Yield the texts that are secret by their names and forms, with their paths, as in `holds_secret`."""
-    for path, text in strings(data):
-        name = next((key for key in reversed(path) if isinstance(key, str)), "")
-        if holds_secret(name, text, sure=sure):
+    """Yield the texts and whole numbers that are secret by their names and forms, with their paths, as in
+    `holds_secret`."""
+    for path, value in scalars(data):
+        name, text = next((key for key in reversed(path) if isinstance(key, str)), ""), str(value)
+        if type(value) in (str, int) and holds_secret(name, text, sure=sure):
             yield path, text
 
 

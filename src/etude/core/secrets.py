@@ -20,7 +20,8 @@ MASK = "**********"
 
 MIN_LENGTH, MIN_DECLARED = 8, 4
 """Minimum characters of a secret from the environment, and of a declared one. Shorter values appear in too
-many words. A declared secret under 8 characters is only masked as a whole word."""
+many words. A declared secret under 8 characters is only masked as a whole word, and not at all if it is a
+number."""
 
 PLACEHOLDERS = {
     *("none", "null", "empty", "unused", "not-used", "not-needed", "no-key", "nokey", "placeholder"),
@@ -99,7 +100,7 @@ def keep_secret(*values: str | None) -> None:
         value = value.strip()
         scheme = _SCHEME.match(value)
         for secret in (value, value[scheme.end() :]) if scheme else (value,):
-            if _is_long(secret, MIN_DECLARED):
+            if _is_long(secret, MIN_LENGTH if _NUMBER.fullmatch(secret) else MIN_DECLARED):
                 with _lock:
                     _kept.setdefault(secret)
 
@@ -112,7 +113,7 @@ def mask_secrets(text: str) -> str:
             _seen[name] = value
             if "://" in value:
                 keep_secret(*secrets_in_address(value))
-            elif not _PATH.match(value) and _is_long(value):
+            elif not _PATH.match(value) and not _NUMBER.fullmatch(value) and _is_long(value):
                 keep_secret(value)
     if _kept:
         text = _pattern(tuple(_kept)).sub(MASK, text)
@@ -145,6 +146,8 @@ def holds_secret(name: str, value: Any, *, sure: bool = False) -> bool:
     if not is_secret_name(name) or _PATH.match(value) or value.startswith(("<", "[")) or "://" in value:
         return False
     words = [word.upper() for word in _WORDS.split(name) if word]
+    if _NUMBER.fullmatch(value) and not is_secret_name(words[-1]):  # A limit of tokens is no secret.
+        return False
     is_weak = words[-1] in _WEAK and not _OF_KEYS.intersection(words)
     is_doubtful = is_weak and (sure or _RANDOM.fullmatch(value) is None)
     return not is_doubtful and not _PLAIN_TOKENS.intersection(words)
@@ -183,7 +186,7 @@ def _may_hold_secret(name: str) -> bool:
 
 def _is_long(value: str, least: int = MIN_LENGTH) -> bool:
     is_word = value == MASK or value.casefold() in PLACEHOLDERS
-    return len(value) >= least and not is_word and _NUMBER.fullmatch(value) is None
+    return len(value) >= least and not is_word
 
 
 @functools.lru_cache(maxsize=8)

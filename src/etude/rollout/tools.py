@@ -152,13 +152,14 @@ class FunctionTools:
             with no_exit("the function"):
                 value = await call_any(partial(self._functions[name].call, **arguments))
             text = value if isinstance(value, str) else json.dumps(plain(value), ensure_ascii=False)
-        except ValidationError as error:
-            problems = "; ".join(
-                f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
-            )
-            return ToolResult(f"error: {problems}", is_error=True)
         except Exception as error:  # noqa: BLE001  the user's function: its error is the tool's answer
-            return ToolResult(f"error: {error_words(error)}", is_error=True)
+            problems = error_words(error)
+            # The function itself may validate other data, whose fields the model has not set.
+            if isinstance(error, ValidationError) and error.title.rpartition(".")[2] == name:
+                problems = "; ".join(
+                    f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()
+                )
+            return ToolResult(f"error: {problems}", is_error=True)
         return ToolResult(text)
 
 

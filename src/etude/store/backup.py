@@ -407,7 +407,8 @@ def restore_run(text: str, root: Path, options: Mapping[str, Any]) -> Restored:
     """Restore the run at an address to a new folder in `root`. That folder owns the copies from now on.
 
     Raises RequestError if there is no run at the address, or already a folder of its name here. Raises
-    StoreError, naming the file, if one is missing or torn. A failed restore leaves nothing here.
+    StoreError, naming the file, if one is missing or torn. A failed restore leaves nothing here, and the
+    previous folder goes on copying.
     """
     _, name = split_run_address(text)
     path = (root / name).absolute()
@@ -418,13 +419,17 @@ def restore_run(text: str, root: Path, options: Mapping[str, Any]) -> Restored:
         )
     address = Address(text.rstrip("/"), options)
     try:
-        if _read_head(address) is None:
+        if (before := _read_head(address)) is None:
             raise RequestError(f"there is no run at {address.text}")
         with open_draft(path) as draft:
             head = os.urandom(16).hex()
             # Done first, so that the previous folder stops copying.
             _write_head(address, head)
-            taken = _fill_draft(draft, address)
+            try:
+                taken = _fill_draft(draft, address)
+            except BaseException:
+                _write_head(address, before["id"])
+                raise
             _write_status(draft, address=address.text, head=head, copied_at=taken)
             return Restored(path, address.text, taken)
     except EtudeError:

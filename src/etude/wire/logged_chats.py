@@ -175,13 +175,14 @@ def read_log(files: Sequence[Path], *, hold_out: float = 0.2) -> tuple[list[Epis
             reason = str(error).partition(", found ")[0]
             left_out.setdefault(reason, {"count": 0, "first": where})["count"] += 1
             continue
-        if (trace := traces.get(str(read.trace_id or ""))) is not None:
+        trace_id = "" if read.trace_id is None else str(read.trace_id)
+        if (trace := traces.get(trace_id)) is not None:
             first = found.pop(0)
             trace.calls += first.calls
             trace.scores |= first.scores
             trace.expected = trace.expected if first.expected is None else first.expected
-        elif read.trace_id:
-            traces[str(read.trace_id)] = found[0]
+        elif trace_id:
+            traces[trace_id] = found[0]
         chats += found
     left_out = dict(sorted(left_out.items(), key=lambda each: -each[1]["count"]))
     if not chats:
