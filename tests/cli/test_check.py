@@ -9,8 +9,8 @@ import pytest
 
 from etude.config.load import resolved_yaml
 from tests.cli.projects import change, etude, rows, succeed
+from tests.loop.test_targets import play
 from tests.models.tiny_models import fresh_policy
-from tests.test_targets import play
 
 
 def check(*arguments):
@@ -151,7 +151,7 @@ def test_a_target_function_that_no_call_has_is_found_by_a_few_episodes(project, 
 
 def write_protocol(**changes: Any) -> str:
     """The config of two models that play `adp` and are both trained, with keys changed."""
-    validation = {"run_configuration": {"validation_dataset": "tests.test_targets:claims"}}
+    validation = {"run_configuration": {"validation_dataset": "tests.loop.test_targets:claims"}}
     builder = {"_type": "grpo", "num_generations": 4, "credit": "agent"}
     path = Path("config.yml")
     path.write_text(resolved_yaml(play(builder, finetuning=validation)))

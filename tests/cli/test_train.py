@@ -98,7 +98,7 @@ def test_nothing_is_written_over(tmp_path):
 
 
 def test_a_run_that_an_alarm_stopped_goes_on_with_the_alarm_off(project):
-    alarm = {"_type": "tests.test_alarms:AtEpochs", "at": [1], "action": "stop"}
+    alarm = {"_type": "tests.loop.test_alarm_actions:AtEpochs", "at": [1], "action": "stop"}
     change(project / "config.yml", finetuning__alarms={"mine": alarm})
     shown = etude("train", "config.yml", "--name", "r")
     assert shown.exit_code == 0

@@ -19,8 +19,8 @@ from etude.store.facts import read_facts
 from etude.store.histories import read_histories, read_jobs
 from etude.store.run_folder import RunFolder
 from tests import guide_parts as guide
+from tests.loop.test_alarm_actions import alarm
 from tests.support import one_quick, read_summary, without_times
-from tests.test_alarms import alarm
 from tests.training import FakeAdapter, Interrupted, Run, examples, interrupt, play
 
 BUILDERS = {

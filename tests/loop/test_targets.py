@@ -179,7 +179,7 @@ def play(builder, num_epochs=1, **changes):
     return config(
         num_epochs,
         workflow=ADP,
-        eval={"general": {"dataset": "tests.test_targets:claims"}, "evaluators": evaluators},
+        eval={"general": {"dataset": "tests.loop.test_targets:claims"}, "evaluators": evaluators},
         trajectory_builders={"mine": builder},
         **changes,
     )
@@ -219,7 +219,7 @@ async def test_both_models_are_trained_by(played_run, builder, method):
 
 
 async def test_malt_answers_every_turn_twice_and_validates_with_plays_that_do_not_branch(played_run):
-    validation = {"run_configuration": {"validation_dataset": "tests.test_targets:claims"}}
+    validation = {"run_configuration": {"validation_dataset": "tests.loop.test_targets:claims"}}
     await played_run.start(play({"_type": "malt"}, finetuning=validation))
     with RunFolder.read(played_run.path) as folder:
         phases = {}
@@ -232,7 +232,7 @@ async def test_malt_answers_every_turn_twice_and_validates_with_plays_that_do_no
     assert len(trees) == 4 * 4
 
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "nim"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "nim"
 
 
 def test_a_pool_has_the_base_and_the_newest_versions_and_validations_the_base(tmp_path):
