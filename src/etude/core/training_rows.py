@@ -207,16 +207,6 @@ class GrpoRow(_Row):
         """Return the row of a group of samples that have token ids and logprobs."""
         return cls(trajectories=tuple(map(GrpoTrajectory.from_sample, group)))
 
-    def largest_id(self) -> int:
-        """Return the largest token id of the row."""
-        ids = (
-            ids
-            for each in self.trajectories
-            for turn in each.turns
-            for ids in (turn.context_ids, turn.token_ids)
-        )
-        return max(max(own, default=0) for own in ids)
-
     def group(self) -> list[Sample]:
         """Return the group for learners. The samples have no texts, since the row has none."""
         return [trajectory.sample(index) for index, trajectory in enumerate(self.trajectories)]

@@ -122,6 +122,13 @@ def fetch_row(engine: sa.Engine, table: sa.Table, *conditions: sa.ColumnElement[
     return None if row is None else dict(row)
 
 
+def require_row(engine: sa.Engine, table: sa.Table, id: str, kind: str, code: str, param: str = "id") -> Row:
+    """Return the row with an id. Raises ApiError 404, with the `kind` of object that is missing."""
+    if (row := fetch_row(engine, table, table.c.id == id)) is None:
+        raise ApiError(404, f"there is no {kind} {id!r}", param=param, code=code)
+    return row
+
+
 def fetch_page(
     engine: sa.Engine,
     table: sa.Table,

@@ -1,6 +1,5 @@
 """The files of `/v1/files`: training data, checked line by line."""
 
-import codecs
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -20,8 +19,7 @@ from etude.core.keys import content_hash
 from etude.core.training_rows import ROWS, GrpoRow, TrainingRow, guess_method
 from etude.core.trajectory import Method
 from etude.models.text_codec import TextCodec
-from etude.server.database import FILES, Order, Page, Row, fetch_page, fetch_row, list_object
-from etude.server.guard import not_found
+from etude.server.database import FILES, Order, Page, Row, fetch_page, list_object, require_row
 from etude.store.files import open_draft, open_private
 from etude.wire.http_server import ApiError
 from etude.wire.request_body import validate_body
@@ -57,7 +55,8 @@ def check_training_file(filename: str, file: BinaryIO, codec: TextCodec | None =
             read = validate_body(ROWS[kind], row)
             if codec is not None:
                 # The model must be able to learn from the row as it stands.
-                if isinstance(read, GrpoRow) and (largest := read.largest_id()) >= codec.vocabulary:
+                samples = read.group() if isinstance(read, GrpoRow) else []
+                if (largest := max((max(sample.ids) for sample in samples), default=0)) >= codec.vocabulary:
                     raise RequestError(
                         f"{largest} is not a token id of the model, which has {codec.vocabulary} tokens"
                     )
@@ -79,13 +78,12 @@ def read_rows(path: Path, method: Method) -> Iterator[tuple[str, TrainingRow]]:
 
 
 def _lines(filename: str, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-    """Yield the non-empty lines with their numbers, without a byte-order mark."""
+    """Yield the non-empty lines with their numbers."""
     number = 0
     while line := file.readline(_LONGEST_LINE + 1):
         number += 1
         if len(line) > _LONGEST_LINE:
             raise _file_error(f"{filename}, line {number}: the line is longer than {_LONGEST_LINE} bytes")
-        line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
         if line.strip():
             yield number, line
 
@@ -131,10 +129,7 @@ class FileStore:
 
     def get(self, name: str) -> Row:
         """Return a file's row. Raises ApiError 404."""
-        row = fetch_row(self._engine, FILES, FILES.c.id == name)
-        if row is None:
-            raise not_found("file", name, param="id", code="file_not_found")
-        return row
+        return require_row(self._engine, FILES, name, "file", "file_not_found")
 
     def path(self, name: str) -> Path:
         """Return the path of a file's content. Raises ApiError 404."""

@@ -33,11 +33,6 @@ _LOG = logging.getLogger("etude.server")
 _RETRY_SECONDS = 5
 
 
-def not_found(kind: str, name: str, *, param: str, code: str) -> ApiError:
-    """Return the error for a missing object."""
-    return ApiError(404, f"there is no {kind} {name!r}", param=param, code=code)
-
-
 async def answer_error(request: Request, error: Exception) -> JSONResponse:
     """Answer an error with an error object."""
     return api_error(request, error).response(request.url.path)

@@ -15,9 +15,19 @@ from etude.algorithms.algorithm import data_kind
 from etude.backends.job_training import News
 from etude.core.training_rows import ROW_OF
 from etude.core.trajectory import Method
-from etude.server.database import EVENTS, JOBS, MODELS, Page, Row, fetch_page, fetch_row, list_object, new_id
+from etude.server.database import (
+    EVENTS,
+    JOBS,
+    MODELS,
+    Page,
+    Row,
+    fetch_page,
+    fetch_row,
+    list_object,
+    new_id,
+    require_row,
+)
 from etude.server.files import FileStore
-from etude.server.guard import not_found
 from etude.server.job_request import JobBody, resolve_hyperparameters, server_algorithms
 from etude.server.models import ModelStore
 from etude.wire.http_server import ApiError
@@ -55,10 +65,7 @@ class JobStore:
 
     def get(self, name: str) -> Row:
         """Return a job. Raises ApiError 404."""
-        row = fetch_row(self._engine, JOBS, JOBS.c.id == name)
-        if row is None:
-            raise not_found("fine-tuning job", name, param="id", code="fine_tune_not_found")
-        return row
+        return require_row(self._engine, JOBS, name, "fine-tuning job", "fine_tune_not_found")
 
     def page(self, metadata: Mapping[str, str], after: str | None, limit: int) -> Page:
         """Return a page of jobs that have all of `metadata`."""

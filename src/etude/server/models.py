@@ -20,8 +20,7 @@ from etude.core.errors import EtudeError
 from etude.core.job import ModelVersion
 from etude.models.device import choose_device, dtype_name
 from etude.models.policy import Policy, policy_dtype
-from etude.server.database import MODELS, Row, fetch_row
-from etude.server.guard import not_found
+from etude.server.database import MODELS, Row, require_row
 from etude.server.settings import ServerSettings
 from etude.wire.http_server import ApiError
 
@@ -52,9 +51,7 @@ class ModelStore:
         """Return the model with this name. Raises ApiError 404."""
         if name == self.base.name:
             return self.base
-        row = fetch_row(self._engine, MODELS, MODELS.c.id == name)
-        if row is None:
-            raise not_found("model", name, param="model", code="model_not_found")
+        row = require_row(self._engine, MODELS, name, "model", "model_not_found", param="model")
         return self._read_model(row)
 
     def all(self) -> list[ServedModel]:
