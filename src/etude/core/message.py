@@ -6,6 +6,7 @@ templates receive it untouched. `OpenAIMessage` is the validated form, for value
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from etude.core.data_model import DataModel
@@ -71,21 +72,19 @@ def tool_arguments(function: Mapping[str, Any], *, unique_keys: bool = False) ->
     return arguments
 
 
-def _call_key(function: dict[str, Any]) -> dict[str, Any]:
-    """Return the call with its arguments parsed, since client libraries change the spaces in them."""
-    text = function.get("arguments")
-    if not isinstance(text, str):
-        return function  # Some agents send the object itself.
-    try:
-        return {**function, "arguments": read_json(text, unique_keys=False)}
-    except ValueError:
-        return function
+def with_parsed_arguments(function: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a call's function with the value of its arguments. Arguments that are no JSON text stay as they
+    are: some agents send the object itself."""
+    arguments = function.get("arguments")
+    with suppress(ValueError):
+        arguments = read_json(arguments, unique_keys=False) if isinstance(arguments, str) else arguments
+    return {**function, "arguments": arguments}
 
 
 def message_key(message: Message) -> str:
     """Return a text that is equal for messages with the same role, content and tool calls, whatever their
-    ids, empty fields and thinking, which client libraries drop and renumber."""
-    calls = [_call_key(call.get("function", call)) for call in message.get("tool_calls") or ()]
+    ids, empty fields and thinking, which client libraries drop and renumber, and the spaces in arguments."""
+    calls = [with_parsed_arguments(call.get("function", call)) for call in message.get("tool_calls") or ()]
     content = message_text(message) if is_text(message) else message["content"]
     return json.dumps([message.get("role"), content, calls], sort_keys=True, default=str)
 

@@ -11,8 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from etude.core.errors import EngineError, ImpossibleCall, RequestError
-from etude.core.json_text import read_json
-from etude.core.message import Message, Tool, is_text, message_text, tool_call
+from etude.core.message import Message, Tool, is_text, message_text, tool_call, with_parsed_arguments
 from etude.models.answer_parsing import cached_decoding
 
 _KEPT_TEXTS = 1024
@@ -388,12 +387,7 @@ def _plain(message: Message) -> Message:
 
 def _with_objects(message: Message) -> Message:
     """Convert a message's tool arguments from OpenAI's JSON text to the objects that templates expect."""
-    calls = []
-    for call in message["tool_calls"]:
-        arguments = call["function"].get("arguments")
-        with contextlib.suppress(ValueError):
-            arguments = read_json(arguments, unique_keys=False) if isinstance(arguments, str) else arguments
-        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+    calls = [{**call, "function": with_parsed_arguments(call["function"])} for call in message["tool_calls"]]
     return {**message, "tool_calls": calls}
 
 

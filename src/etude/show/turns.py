@@ -3,7 +3,6 @@
 A play is shown as the nodes of its tree, other episodes as calls and events in order, with their result.
 """
 
-import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +11,8 @@ import yaml
 
 from etude.algorithms.samples import is_play
 from etude.core.episode import WORKFLOW, AddedCall, EpisodeRecord, Event, in_order
-from etude.core.json_text import jsonable, read_json
-from etude.core.message import Message, is_text, message_text
+from etude.core.json_text import jsonable
+from etude.core.message import Message, is_text, message_text, with_parsed_arguments
 from etude.protocols.tree import EpisodeTree
 from etude.store.episodes import episode_scores, require_episode
 from etude.store.run_folder import RunFolder
@@ -91,11 +90,7 @@ def _message(message: Message, who: str, call: int | None = None, marks: Sequenc
 
 def _tool_call(function: Mapping[str, Any]) -> tuple[str, Any]:
     """Return a tool call's name and arguments. Arguments that are no text of JSON stay as they are."""
-    arguments = function.get("arguments")
-    if isinstance(arguments, str):
-        with contextlib.suppress(ValueError):
-            arguments = read_json(arguments, unique_keys=False)
-    return str(function.get("name")), jsonable(arguments)
+    return str(function.get("name")), jsonable(with_parsed_arguments(function)["arguments"])
 
 
 def _event(event: Event) -> Turn:
