@@ -18,7 +18,7 @@ from pydantic_core import from_json, to_json
 from etude.algorithms.collecting import Collecting, CollectingBuilder
 from etude.algorithms.samples import UnitGroup
 from etude.config import registry
-from etude.config.import_path import import_object, is_import_path, make_importable
+from etude.config.import_path import class_path, import_object, is_import_path, make_importable
 from etude.config.key_types import field_names
 from etude.config.registry import register_trajectory_builder
 from etude.core.conversion import Encoder, convert_unit
@@ -75,8 +75,7 @@ class Algorithm(Collecting):
     @classmethod
     def __pydantic_init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
         """Register the class under its name or its import path. The name "" registers nothing."""
-        path = f"{cls.__module__}:{cls.__qualname__}"
-        super().__pydantic_init_subclass__(name=path if name is None else name, **kwargs)
+        super().__pydantic_init_subclass__(name=class_path(cls) if name is None else name, **kwargs)
         parents = (each for each in reversed(cls.__mro__[1:]) if issubclass(each, Collecting))
         wrap_implementations(cls, *parents)
         if cls.type_name:

@@ -16,7 +16,7 @@ from etude.backends.job_worker import JobFolder, JobOrder, ProcessJob, program
 from etude.backends.state_folders import JobContent, StateFolders
 from etude.backends.trainer_adapter import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
-from etude.config.import_path import import_object, make_importable
+from etude.config.import_path import class_path, import_object, make_importable
 from etude.config.registry import load_entry_points
 from etude.core.errors import TrainingError
 from etude.core.job import ModelVersion
@@ -101,7 +101,7 @@ class ClusterLearners:
             if other != folder.path:
                 shutil.rmtree(other, ignore_errors=True)
         folder.news.unlink(missing_ok=True)
-        source, algorithm = local_path(self.policy.source), type(job.algorithm)
+        source = local_path(self.policy.source)
         order = ClusterOrder(
             job=job.name,
             number=job.number,
@@ -115,7 +115,7 @@ class ClusterLearners:
             begins_from=self.begins_from and _with_absolute_location(self.begins_from),
             config=job.config,
             options=learner_options(job.config, self.run),
-            algorithm=f"{algorithm.__module__}:{algorithm.__qualname__}",
+            algorithm=class_path(type(job.algorithm)),
             algorithm_options=job.algorithm.model_dump(mode="json", exclude_unset=True),
             content=job.content,
             collection=job.collection,

@@ -26,6 +26,7 @@ from pydantic import BaseModel
 
 from etude.backends.job_training import Interrupted, News, TooLittleMemory, training_error
 from etude.backends.state_folders import StateFolders
+from etude.config.import_path import class_path
 from etude.core.errors import EtudeError, TrainingError
 from etude.core.process import set_up_process
 from etude.engines.programs import last_lines
@@ -125,7 +126,7 @@ class JobOrder(BaseModel, ABC, frozen=True, ser_json_inf_nan="constants"):
 
 def program(order: type[JobOrder], folder: JobFolder, shared: Path) -> MemberProgram:
     """Return the program of a team's processes, which lock the folder `shared`."""
-    return MemberProgram(__name__, (_import_path(order), str(folder.path)), shared)
+    return MemberProgram(__name__, (class_path(order), str(folder.path)), shared)
 
 
 def main(member: TeamMember, order: str, path: str) -> int:
@@ -161,7 +162,7 @@ class ForkedProcess:
         forks, spawns = multiprocessing.get_context("forkserver"), multiprocessing.get_context("spawn")
         forks.set_forkserver_preload([order.__module__, *_SLOW_IMPORTS])
         kind = forks.Process if sys.platform == "linux" else spawns.Process
-        process = kind(target=_work_forked, args=[_import_path(order), str(folder.path)])
+        process = kind(target=_work_forked, args=[class_path(order), str(folder.path)])
         await asyncio.to_thread(process.start)
         return cls(process)
 
@@ -183,10 +184,6 @@ class ForkedProcess:
         if not self._end.done():
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)
-
-
-def _import_path(order: type[JobOrder]) -> str:
-    return f"{order.__module__}:{order.__qualname__}"
 
 
 def _work_forked(order: str, path: str) -> None:

@@ -54,6 +54,11 @@ def is_user_module(module: str) -> bool:
     return module.partition(".")[0] in _packages
 
 
+def class_path(kind: type) -> str:
+    """Return the import path of a class: `module:Name`."""
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
 def is_installed(file: str) -> bool:
     """Return whether a file came with Python or was installed as a package."""
     return file.startswith((*_PYTHON, "<frozen")) or any(part in file for part in _INSTALLED)

@@ -11,7 +11,8 @@ from etude.core.job import ModelVersion, TrainingJobStatus
 from etude.core.stats import Bounds, Distribution, shown_mean
 
 
-def _now() -> str:
+def utc_now() -> str:
+    """Return the time in ISO 8601, UTC."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -73,7 +74,7 @@ class Measurement(BaseModel, frozen=True):
     epoch: int
     """The number of the epoch, from 1 in everything stored or shown; arguments of interfaces count from 0.
     For a validation: the epochs that the weights had trained for, 0 for the base model."""
-    timestamp: str = Field(default_factory=_now)
+    timestamp: str = Field(default_factory=utc_now)
     """The end of the measurement: ISO 8601, UTC."""
     metrics: dict[str, Any] = Field(default_factory=dict)
     version: ModelVersion | None = None
@@ -194,7 +195,7 @@ class WarmUpJob(BaseModel, frozen=True):
 class WarmUpEntry(BaseModel, frozen=True):
     """A finished warm-up, in which the model imitated examples before its first measurement and training."""
 
-    timestamp: str = Field(default_factory=_now)
+    timestamp: str = Field(default_factory=utc_now)
     steps: int
     jobs: int
     seconds: float
@@ -218,7 +219,7 @@ class WentBack(BaseModel, frozen=True):
 class Recovery(WentBack, frozen=True):
     """Stored weights were missing or damaged. This tells how the run continues without them."""
 
-    timestamp: str = Field(default_factory=_now)
+    timestamp: str = Field(default_factory=utc_now)
     damage: tuple[str, ...]
     """The damage found, one clause per file."""
     lost: tuple[ModelVersion, ...]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from typing import Any, TypeAlias, get_args
 
 from pydantic import BaseModel, Field
@@ -21,6 +20,7 @@ from etude.core.history import (
     WarmUpEntry,
     WarmUpJob,
     WentBack,
+    utc_now,
 )
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus
 from etude.core.trajectory import Method
@@ -111,7 +111,7 @@ class LineageEntry(BaseModel, frozen=True):
     """None for a job that was submitted elsewhere."""
     metrics: dict[str, Any] = Field(default_factory=dict)
     """The training metrics that the backend reported."""
-    timestamp: str = Field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    timestamp: str = Field(default_factory=utc_now)
     """The time of adoption: ISO 8601, UTC."""
 
 
@@ -134,7 +134,7 @@ class RunEnded(BaseModel, frozen=True):
 
     result: dict[str, Any] | None = None
     """The result of an evaluation or an import. Other records have the figures of a training."""
-    timestamp: str = Field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    timestamp: str = Field(default_factory=utc_now)
     """ISO 8601, UTC."""
 
 

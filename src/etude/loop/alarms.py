@@ -15,7 +15,7 @@ from pydantic import Field
 
 from etude.config.component import AlarmConfig
 from etude.config.finetuning import FinetuneConfig
-from etude.config.import_path import where_raised
+from etude.config.import_path import class_path, where_raised
 from etude.config.load import alarms_by_default
 from etude.config.registry import config_factory, register_alarm
 from etude.core.episode import cut_off_share
@@ -93,8 +93,7 @@ class Alarm(AlarmConfig):
     @classmethod
     def __pydantic_init_subclass__(cls, *, name: str | None = None, **kwargs: Any) -> None:
         """Register the class under its name, or under its import path."""
-        path = f"{cls.__module__}:{cls.__qualname__}"
-        super().__pydantic_init_subclass__(name=path if name is None else name, **kwargs)
+        super().__pydantic_init_subclass__(name=class_path(cls) if name is None else name, **kwargs)
         wrap_implementations(cls, Alarm)
         register_alarm(config_type=cls)(config_factory(lambda config: config))
 

@@ -58,12 +58,9 @@ _DIALECTS: Mapping[str, type[Dialect]] = {
 
 
 _HOST = "recorded.invalid"
-_SETTINGS: dict[str, Any] = {
-    "api_key": "recorded",
-    "base_url": f"http://{_HOST}/v1",
-    "max_retries": 0,
-    "timeout": None,
-}
+BASE_URL, API_KEY = f"http://{_HOST}/v1", "recorded"
+"""The address and key of recording clients. Nothing is sent there."""
+_SETTINGS: dict[str, Any] = {"api_key": API_KEY, "base_url": BASE_URL, "max_retries": 0, "timeout": None}
 """No client retries or timeouts: the handler's engine retries, and the episode's timeout ends a request."""
 
 

@@ -20,8 +20,9 @@ from etude.core.errors import MissingExtraError, RequestError
 from etude.core.records import RunEnded
 from etude.integrations.nat.components import NatWorkflowConfig
 from etude.integrations.nat.run import open_run, trained_model, translate, unfinished_run
-from etude.integrations.nat.transport import API_KEY, BASE_URL, EpisodeTransport, keep_steps, read_steps
+from etude.integrations.nat.transport import EpisodeTransport, keep_steps, read_steps
 from etude.store.journal import Journal, ModelLog
+from etude.wire.gateway import API_KEY, BASE_URL
 from tests.rollout.running import collect, collect_one, jobs
 from tests.support import ScriptedEngine
 

@@ -26,9 +26,10 @@ from pydantic_core import to_jsonable_python
 
 from etude.core.episode import Example
 from etude.core.errors import EpisodeError, RequestError
-from etude.integrations.nat.transport import API_KEY, BASE_URL, EpisodeTransport, keep_steps
+from etude.integrations.nat.transport import EpisodeTransport, keep_steps
 from etude.rollout.episode import Episode
 from etude.store.journal import Journal
+from etude.wire.gateway import API_KEY, BASE_URL
 
 
 class EtudeModelConfig(LLMBaseConfig, name="etude_model"):

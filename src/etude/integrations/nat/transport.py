@@ -16,9 +16,6 @@ from etude.rollout.episode import Episode
 from etude.store.journal import Journal
 from etude.wire.gateway import FUNCTION_HEADER, RecordingTransport, as_httpx, error_response
 
-BASE_URL = "http://recorded.invalid/v1"
-API_KEY = "recorded"
-
 Running = Callable[[], tuple[Episode | None, str]]
 """A function that returns the running episode, None outside of one, and the agent's running function."""
 
