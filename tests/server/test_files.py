@@ -166,11 +166,10 @@ def group(**changes: Any) -> dict[str, Any]:
 def test_what_cannot_have_been_sampled_is_refused_with_its_line(
     changes: dict[str, Any], problem: str
 ) -> None:
-    lines = "\n".join(map(json.dumps, (group(), group(**changes))))
+    lines = "\n".join(map(json.dumps, (group(), group(**changes)))).encode()
+    codec = replace(policy().codec, vocabulary=100)
     with pytest.raises(ApiError, match=rf"(?s)rows.jsonl, line 2: .*{problem}"):
-        check_training_file(
-            "rows.jsonl", io.BytesIO(lines.encode()), codec=replace(policy().codec, vocabulary=100)
-        )
+        check_training_file("rows.jsonl", io.BytesIO(lines), codec)
 
 
 def test_a_server_knows_its_models_vocabulary(server: ServerProcess) -> None:

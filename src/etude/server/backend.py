@@ -12,7 +12,6 @@ from typing import Any
 
 from accelerate.utils import release_memory
 
-from etude.core.errors import EngineError
 from etude.engines.answer import TokenEngine
 from etude.engines.embedded import EmbeddedEngine
 from etude.engines.vllm_engine import VllmEngine, VllmProcesses
@@ -38,8 +37,8 @@ class Backend(ABC):
     """A loader of models for the engine pool, which decides when to load."""
 
     name: str
-    codec: TextCodec | None = None
-    """The models' tokenizer and template, known after `open`."""
+    codec: TextCodec
+    """The models' tokenizer and template, set by `open`."""
 
     @abstractmethod
     async def open(self) -> None:
@@ -178,8 +177,6 @@ class VllmBackend(Backend):
         else:
             name = str(await asyncio.to_thread(self._merge_lora, model))
             await self._processes.start(name, in_place=self._loads_in_place)
-        if self.codec is None:
-            raise EngineError("vLLM was not started")
         return VllmEngine(
             self._processes,
             name,

@@ -25,7 +25,7 @@ from etude.server.models import ModelStore, ServedModel
 from etude.server.settings import ServerSettings
 from etude.store.files import DamagedError
 from etude.wire.chat import ChatCompletionBody, CompletionBody
-from etude.wire.dialect import AnswerHeader, AnswerMemory, ChatBody, RecordedCompletion
+from etude.wire.dialect import AnswerHeader, AnswerMemory, ChatBody, RecordedCompletion, model_object
 from etude.wire.gateway import Gateway
 from etude.wire.http_server import ApiError
 from etude.wire.messages import MessagesBody
@@ -101,8 +101,8 @@ class EnginePool:
             self.sequences -= sequences
 
     def models(self) -> list[dict[str, Any]]:
-        """Return no models, because the server has its own routes for them."""
-        return []
+        """Return OpenAI's `model` object of the base model, and of each model that a job made."""
+        return [model_object(model.name, model.created) for model in self._models.all()]
 
     @asynccontextmanager
     async def reader(self, model: str) -> AsyncIterator[TextCodec]:

@@ -29,10 +29,10 @@ _LONGEST_LINE = 16 * 2**20
 Limit = Annotated[int, Query(ge=1, le=10_000)]
 
 
-def check_training_file(filename: str, file: BinaryIO, codec: TextCodec | None = None) -> tuple[Method, int]:
+def check_training_file(filename: str, file: BinaryIO, codec: TextCodec) -> tuple[Method, int]:
     """Check every line of an upload, one at a time. Return its training method and number of rows.
 
-    `codec` is the model's tokenizer and template, if known. Raises ApiError with file, line and field.
+    `codec` is the model's tokenizer and template. Raises ApiError with file, line and field.
     """
     method: Method | None = None
     rows = 0
@@ -53,14 +53,13 @@ def check_training_file(filename: str, file: BinaryIO, codec: TextCodec | None =
         method, rows = kind, rows + 1
         try:
             read = validate_body(ROWS[kind], row)
-            if codec is not None:
-                # The model must be able to learn from the row as it stands.
-                samples = read.group() if isinstance(read, GrpoRow) else []
-                if (largest := max((max(sample.ids) for sample in samples), default=0)) >= codec.vocabulary:
-                    raise RequestError(
-                        f"{largest} is not a token id of the model, which has {codec.vocabulary} tokens"
-                    )
-                require_written(read, codec.template)
+            # The model must be able to learn from the row as it stands.
+            samples = read.group() if isinstance(read, GrpoRow) else []
+            if (largest := max((max(sample.ids) for sample in samples), default=0)) >= codec.vocabulary:
+                raise RequestError(
+                    f"{largest} is not a token id of the model, which has {codec.vocabulary} tokens"
+                )
+            require_written(read, codec.template)
         except (RequestError, ImpossibleCall) as error:
             raise _file_error(f"{where}: {error}") from error
     if method is None:
@@ -95,9 +94,7 @@ def _file_error(message: str) -> ApiError:
 class FileStore:
     """Files on disk under ids that the server chooses, and their rows in the database."""
 
-    def __init__(
-        self, engine: sa.Engine, data_dir: Path, codec: Callable[[], TextCodec | None] = lambda: None
-    ) -> None:
+    def __init__(self, engine: sa.Engine, data_dir: Path, codec: Callable[[], TextCodec]) -> None:
         """`codec` returns the model's tokenizer and template, which uploads are checked against."""
         self._engine = engine
         self._codec = codec

@@ -165,7 +165,7 @@ def _routes(models: ModelStore, pool: EnginePool, metrics: Metrics) -> APIRouter
     @router.get("/v1/models", summary="List the models", tags=["models"])
     def list_models() -> dict[str, Any]:
         """List the base model, and the models and checkpoints of all jobs."""
-        return {"object": "list", "data": [model_object(model.name, model.created) for model in models.all()]}
+        return {"object": "list", "data": pool.models()}
 
     @router.get("/v1/models/{model:path}", summary="Retrieve a model", tags=["models"])
     def retrieve_model(model: str) -> dict[str, Any]:
