@@ -16,7 +16,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from itertools import takewhile
 from multiprocessing.context import ForkServerProcess, SpawnProcess
 from pathlib import Path
@@ -217,8 +217,7 @@ def _work(path: str, folder: JobFolder, member: TeamMember | None) -> int:
     stopping = Event()  # Set by SIGTERM: this process must stop for now.
     signal.signal(signal.SIGTERM, lambda number, frame: stopping.set())
     try:
-        with _locked_team(order, folder, member) as team:
-            order.train(folder, team, stopping)
+        _train(order, folder, member, stopping)
     except PeerLost as error:
         _LOG.error("job %s: %s", order.job, error)
         return 1
@@ -234,16 +233,15 @@ def _work(path: str, folder: JobFolder, member: TeamMember | None) -> int:
     return 0
 
 
-@contextmanager
-def _locked_team(order: JobOrder, folder: JobFolder, member: TeamMember | None) -> Iterator[Team]:
-    """Yield the team of this process while it holds its lock, so that only one of two teams writes."""
+def _train(order: JobOrder, folder: JobFolder, member: TeamMember | None, stopping: Event) -> None:
+    """Train, alone or in a team, while this process holds its lock, so that only one of two teams writes."""
     if member is None:
         with RunLock(folder.path / "lock"):
-            yield Team()
+            order.train(folder, Team(), stopping)
         return
     member.require_shared()
     with join_team(order.device, _PEER_SECONDS, shards=order.shards) as team, member.lock(team):
-        yield team
+        order.train(folder, team, stopping)
 
 
 class ProcessJob(ABC):

@@ -373,8 +373,5 @@ class OpenAiAdapter(OpenAiJobs):
 async def openai(config: OpenAiAdapterConfig, builder: Builder) -> AsyncIterator[OpenAiAdapter]:
     """Yield the adapter of the run's target model. Raises CapabilityError if it is not OpenAI's."""
     llm = trained_model(builder, "openai", OpenAiLlmConfig)
-    client = connect(config, llm, needs_key=True)
-    try:
+    async with connect(config, llm, needs_key=True) as client:
         yield OpenAiAdapter(config, client, llm.model_name, await run_key(builder))
-    finally:
-        await client.close()
