@@ -87,9 +87,7 @@ def test_groups_are_scored_on_their_own_and_spread_over_the_sampled_tokens():
 
 @pytest.mark.parametrize("variant", ["dapo", "gspo", "cispo"])
 def test_the_server_has_the_options_that_the_algorithm_declares(variant):
-    job = resolve_hyperparameters(
-        "grpo", hyperparameters_for("grpo", variant=variant), 4, None, fine_tuned=False
-    )
+    job = resolve_hyperparameters("grpo", hyperparameters_for("grpo", variant=variant), 4)
     found = Grpo(variant=variant)
     assert job.items() >= found.model_dump(include={*gradient_fields(Grpo)}).items()
     assert job_algorithm("grpo", job) == found
@@ -99,7 +97,7 @@ def test_each_option_of_a_variant_can_be_changed():
     found = Grpo(variant="gspo", clip_high=0.01)
     assert (found.clip_low, found.clip_high, found.ratio) == (3e-4, 0.01, "sequence")
     asked = hyperparameters_for("grpo", variant="gspo", clip_high=0.01, clip_low="auto")
-    job = resolve_hyperparameters("grpo", asked, 4, None, fine_tuned=False)
+    job = resolve_hyperparameters("grpo", asked, 4)
     assert (job["clip_low"], job["clip_high"], job["ratio"]) == (3e-4, 0.01, "sequence")
 
 

@@ -146,7 +146,7 @@ async def test_a_job_anywhere_has_all_options_of_ones_own_algorithm(project, tmp
     adapter.algorithm, adapter._algorithms = own, (PLAIN,)
     _, sent = adapter.prepare(data)
     asked = hyperparameters_for(PLAIN, **json.loads(json.dumps(sent, allow_nan=False)))
-    values = resolve_hyperparameters(PLAIN, asked, 4, None, fine_tuned=False)
+    values = resolve_hyperparameters(PLAIN, asked, 4)
     assert job_algorithm(PLAIN, values) == own
 
     learners = Learners(None, 1, tmp_path, "cpu")

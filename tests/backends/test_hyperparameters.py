@@ -125,9 +125,7 @@ def test_the_learning_rate_falls_over_the_epochs(run, trainings):
 def test_a_job_of_the_server_has_the_same_loss(algorithm):
     method = algorithm.type_name
     options = {name: value for name, value in changed_options(algorithm).items() if name != "reference"}
-    values = resolve_hyperparameters(
-        method, hyperparameters_for(method, **options), 4, None, fine_tuned=False
-    )
+    values = resolve_hyperparameters(method, hyperparameters_for(method, **options), 4)
     assert job_algorithm(method, values) == algorithm
 
 

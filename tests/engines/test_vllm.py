@@ -102,7 +102,7 @@ def lora_folder(source: Path, folder: Path, seed: int) -> Policy:
         for name, tensor in policy.trainable().items():
             if "lora_B" in name:
                 tensor.normal_(generator=torch.Generator().manual_seed(seed))
-    write_lora_folder(policy.trainable(), r=4, alpha=8, base=str(source), folder=folder)
+    write_lora_folder(policy.trainable(), LoraOptions(r=4, alpha=8), base=str(source), folder=folder)
     return policy
 
 

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from etude.config.finetuning import LoraOptions
 from etude.core.errors import EtudeError, RequestError, StoreError, first_line
 from etude.models.architecture import BUILDING, model_class
 from etude.models.source import local_path, pretrained_arguments
@@ -206,7 +207,7 @@ _ADAPTER = ".default"
 
 
 def write_lora_folder(
-    tensors: Mapping[str, torch.Tensor], *, r: int, alpha: float, base: str, folder: Path
+    tensors: Mapping[str, torch.Tensor], lora: LoraOptions, *, base: str, folder: Path
 ) -> None:
     """Write LoRA tensors, with the names of `Policy.trainable`, as `adapter_model.safetensors`.
 
@@ -223,8 +224,8 @@ def write_lora_folder(
             "layers of the attention as 'target_modules' of 'lora', or export the merged model"
         )
     config = LoraConfig(
-        r=r,
-        lora_alpha=alpha,
+        r=lora.r,
+        lora_alpha=lora.alpha,
         target_modules=sorted({name.split(".lora_")[0].rpartition(".")[2] for name in tensors}),
         task_type="CAUSAL_LM",
         base_model_name_or_path=base,

@@ -160,23 +160,19 @@ class VllmBackend(Backend):
 
     async def load(self, model: ServedModel) -> TokenEngine:
         """Make vLLM serve the model. Raises EngineError with the last lines of its log if it does not."""
-        settings = self._settings
-        if model.folder is None or model.lora is not None:
-            await self._processes.start(settings.model, in_place=self._loads_in_place)
-            if model.folder is None or model.lora is None:
-                name = settings.model
-            else:
-                # A name is never used twice, so that a running answer keeps the weights it began with.
-                name = f"lora-{next(self._numbers)}"
-                folder, base = self._folder / name, settings.model
-                await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-                tensors = await asyncio.to_thread(load_tensors, model.folder / WEIGHTS_FILE)
-                await asyncio.to_thread(write_lora_folder, tensors, **model.lora, base=base, folder=folder)
-                await self._processes.add_lora(name, folder)
-                self._names[model.name] = name
-        else:
-            name = str(await asyncio.to_thread(self._merge_lora, model))
-            await self._processes.start(name, in_place=self._loads_in_place)
+        settings, base = self._settings, self._settings.model
+        is_whole = model.folder is not None and model.lora is None
+        name = str(await asyncio.to_thread(self._write_whole, model)) if is_whole else base
+        await self._processes.start(name, in_place=self._loads_in_place)
+        if model.folder is not None and model.lora is not None:
+            # A name is never used twice, so that a running answer keeps the weights it began with.
+            name = f"lora-{next(self._numbers)}"
+            folder = self._folder / name
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+            tensors = await asyncio.to_thread(load_tensors, model.folder / WEIGHTS_FILE)
+            await asyncio.to_thread(write_lora_folder, tensors, model.lora, base=base, folder=folder)
+            await self._processes.add_lora(name, folder)
+            self._names[model.name] = name
         return VllmEngine(
             self._processes,
             name,
@@ -204,8 +200,8 @@ class VllmBackend(Backend):
     def status(self) -> dict[str, Any]:
         return self._processes.status()
 
-    def _merge_lora(self, model: ServedModel) -> Path:
-        """Return a folder with the whole model. An earlier server may have written it."""
+    def _write_whole(self, model: ServedModel) -> Path:
+        """Return a folder with all weights of a model. An earlier server may have written it."""
         folder = self._folder / f"model-{model.digest}"
         if damage_in(folder):
             dtype: Any = self._processes.processes[0].options.dtype

@@ -12,6 +12,7 @@ from etude.core.errors import alternatives
 from etude.core.keys import content_hash
 from etude.core.sample import Kind
 from etude.core.trajectory import Method
+from etude.server.models import ServedModel
 from etude.wire.request_body import Flag
 
 _Key = Annotated[str, Field(min_length=1, max_length=64)]
@@ -160,19 +161,19 @@ def job_algorithm(method: Method, values: Mapping[str, Any]) -> Algorithm:
 
 
 def resolve_hyperparameters(
-    method: Method, asked: Hyperparameters, rows: int, lora: dict[str, Any] | None, *, fine_tuned: bool
+    method: Method, asked: Hyperparameters, rows: int, start: ServedModel | None = None
 ) -> dict[str, Any]:
     """Return a value for every hyperparameter, for a file of `rows` rows.
 
-    `lora` is the start model's LoRA config. A fine-tuned model keeps its LoRA shape. Raises ValueError if the
-    job asks for LoRA weights of another shape.
+    `start` is the fine-tuned model that the job starts from, if any, which keeps the shape of its LoRA
+    weights. Raises ValueError if the job asks for another shape.
     """
     given, algorithm = asked.given_values(), algorithm_type(method)
     kind, options = algorithm.kind, {*gradient_fields(algorithm)}
     chosen = make_algorithm(method, {name: given[name] for name in options & given.keys()})
     rank, alpha = given.get("lora_rank"), given.get("lora_alpha")
-    if fine_tuned:
-        own_rank, own_alpha = (0, 0.0) if lora is None else (int(lora["r"]), float(lora["alpha"]))
+    if start is not None:
+        own_rank, own_alpha = (0, 0.0) if start.lora is None else (start.lora.r, start.lora.alpha)
         if rank not in (None, own_rank) or (own_rank and alpha not in (None, own_alpha)):
             raise ValueError(
                 f"the model was trained with lora_rank {own_rank} and lora_alpha {own_alpha:g}, and keeps "

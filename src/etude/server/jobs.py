@@ -278,11 +278,9 @@ def _values(files: FileStore, models: ModelStore, body: JobBody) -> dict[str, An
     training = _file(files, body.training_file, method, "training_file")
     if body.validation_file is not None:
         _file(files, body.validation_file, method, "validation_file")
-    rows, is_fine_tuned = training["rows"], model.folder is not None
+    start = None if model.folder is None else model
     try:
-        values = resolve_hyperparameters(
-            method, body.method.hyperparameters, rows, model.lora, fine_tuned=is_fine_tuned
-        )
+        values = resolve_hyperparameters(method, body.method.hyperparameters, training["rows"], start)
     except ValueError as error:
         param = f"method.{method}.hyperparameters.lora_rank"
         raise ApiError(400, str(error), param=param, code="invalid_value") from error

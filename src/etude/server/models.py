@@ -33,8 +33,8 @@ class ServedModel:
     created: float
     folder: Path | None = None
     """The folder with the trained tensors, or None for the base model."""
-    lora: dict[str, Any] | None = None
-    """Rank and scale of its LoRA weights. None if all weights were trained, or none."""
+    lora: LoraOptions | None = None
+    """Its LoRA weights. None if all weights were trained, or none."""
     digest: str = ""
 
 
@@ -69,8 +69,8 @@ class ModelStore:
             shutil.rmtree(model.folder, ignore_errors=True)
 
     def _read_model(self, row: Row) -> ServedModel:
-        folder = self._data_dir / row["folder"]
-        return ServedModel(row["id"], row["created"], folder, row["lora"], row["digest"])
+        folder, lora = self._data_dir / row["folder"], row["lora"] and LoraOptions(**row["lora"])
+        return ServedModel(row["id"], row["created"], folder, lora, row["digest"])
 
 
 def load_policy(settings: ServerSettings, model: ServedModel, *, keep_base: bool = False) -> Policy:
@@ -82,7 +82,7 @@ def load_policy(settings: ServerSettings, model: ServedModel, *, keep_base: bool
     """
     policy = Policy.load(settings.model, device=settings.device, dtype=settings.dtype)
     if model.lora is not None:
-        policy.use_lora(LoraOptions(**model.lora), 0)
+        policy.use_lora(model.lora, 0)
     if keep_base and model.folder is not None:
         policy.keep_base()
     if model.folder is not None:

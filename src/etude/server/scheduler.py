@@ -175,14 +175,13 @@ class Scheduler:
         if end is not None and end.kind == "failed":
             await asyncio.to_thread(self.jobs.fail, name, end.message, end.code, param)
         elif end is not None:
-            rank = order.values["lora_rank"]
             model = {
                 "id": model_name(job["model"], job["suffix"], name),
                 "created": time.time(),
                 "job": name,
                 # Relative, because the data folder may be moved.
                 "folder": str(order.made.relative_to(self.workers_settings.data_dir)),
-                "lora": {"r": rank, "alpha": order.values["lora_alpha"]} if rank else None,
+                "lora": order.lora and order.lora.model_dump(exclude_none=True),
                 "digest": end.digest,
             }
             await asyncio.to_thread(self.jobs.succeed, name, model, end.trained_tokens)
@@ -222,6 +221,12 @@ class ServerOrder(JobOrder):
     made: Path
     """The folder of the new model."""
 
+    @property
+    def lora(self) -> LoraOptions | None:
+        """The LoRA weights of the new model. None if the job trains all weights."""
+        rank = self.values["lora_rank"]
+        return LoraOptions(r=rank, alpha=self.values["lora_alpha"]) if rank else None
+
     def show_logs(self) -> None:
         show_logs(self.settings.log_level)
         _LOG.debug("order: %s", self.model_dump_json())
@@ -238,9 +243,8 @@ class ServerOrder(JobOrder):
         keeps_reference = "reference" in algorithm.needs()
         from_base = keeps_reference and values.get("reference") == "base"
         policy = load_policy(settings, self.start, keep_base=from_base)
-        if values["lora_rank"] > 0 and self.start.lora is None:
-            lora = LoraOptions(r=values["lora_rank"], alpha=values["lora_alpha"])
-            policy.use_lora(lora, fold(self.seed, "lora"))
+        if self.lora is not None and self.start.lora is None:
+            policy.use_lora(self.lora, fold(self.seed, "lora"))
         if keeps_reference:
             policy.keep_base()  # Unless the server's base model is the reference, the start model is.
         before = policy.digest()
