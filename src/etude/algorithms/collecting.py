@@ -39,6 +39,7 @@ from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
 from etude.core.interfaces import wrap_implementations
 from etude.core.keys import content_hash, generator
 from etude.core.sample import Kind, SampleOrPair, TrajectoryCollection
+from etude.core.threads import end_tasks
 from etude.core.trajectory import Method
 from etude.rollout.evaluation import merge_outputs
 from etude.rollout.phases import current_number, examples_for_epoch
@@ -386,9 +387,7 @@ class CollectingBuilder(TrajectoryBuilder):
         """Cancel collections that nobody finalised, and wait until they have stopped."""
         tasks = list(self.evaluation_runs.values())
         self.evaluation_runs.clear()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*tasks)
 
     async def _scored_groups(
         self, output: EvaluationRunOutput, tally: Tally, meta: dict[str, Any]

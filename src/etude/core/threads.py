@@ -1,4 +1,4 @@
-"""Code that may block or hang: functions in threads, and the event loop of a whole program."""
+"""Code that may block or hang: functions in threads, tasks, and the event loop of a whole program."""
 
 import asyncio
 import contextlib
@@ -85,6 +85,13 @@ async def run_apart(work: Coroutine[Any, Any, T], seconds: float | None, grace: 
         await stop_tasks({task}, grace)
         raise
     return task
+
+
+async def end_tasks(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel the tasks and wait until all have ended, however they end. Use `stop_tasks` for user code."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def stop_tasks(tasks: set[asyncio.Task[Any]], grace: float) -> set[asyncio.Task[Any]]:

@@ -21,6 +21,7 @@ from etude.config.component import LlmConfig, ModelPrices, RunBudget
 from etude.core.call import NO_USAGE, Usage
 from etude.core.errors import BudgetReached, RequestError
 from etude.core.interfaces import Progress
+from etude.core.threads import end_tasks
 from etude.engines.local import LocalLlmConfig, OpponentsConfig
 from etude.engines.meter import Purpose
 from etude.engines.openai_compatible import OpenAiLlmConfig
@@ -435,8 +436,7 @@ async def within_budget(ledger: Ledger, progress: Progress) -> AsyncIterator[Non
         raise
     finally:
         ledger.on_reached = lambda: None
-        looking.cancel()
-        await asyncio.gather(looking, return_exceptions=True)
+        await end_tasks(looking)
         with contextlib.suppress(Exception):  # The journal itself may have failed.
             if ledger.bill.lines:
                 ledger.store_time()

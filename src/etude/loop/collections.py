@@ -21,6 +21,7 @@ from etude.core.errors import RequestError, TrainingError, nearest
 from etude.core.evaluation import EvalInput, EvaluationRunOutput
 from etude.core.job import ModelVersion
 from etude.core.sample import TrainingUnit, TrajectoryCollection
+from etude.core.threads import end_tasks
 from etude.core.trajectory import EpisodeItem, Trajectory
 from etude.rollout.evaluation import Evaluation, OnEpisode, merge_outputs
 from etude.rollout.phases import collection_phase, current_part, phase_name
@@ -198,10 +199,8 @@ class Collections(Evaluation):
 
     async def stop(self) -> None:
         """Cancel collections that are still running, and wait until they have stopped."""
-        tasks = [task for task in self._running if task is not None and task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        own = asyncio.current_task()
+        await end_tasks(*(task for task in self._running if task is not None and task is not own))
 
 
 def _versions(unit: TrainingUnit) -> list[int | None]:

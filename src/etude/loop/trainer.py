@@ -19,6 +19,7 @@ from etude.core.job import Skipped, TrainingJobRef, TrainingJobStatus
 from etude.core.json_text import json_facts
 from etude.core.records import JobDropped
 from etude.core.sample import TrajectoryCollection
+from etude.core.threads import end_tasks
 from etude.loop.bookkeeper import describe, end_run, record_failure, require_trained
 from etude.loop.curriculum import with_sets
 from etude.loop.interface import Trainer
@@ -137,8 +138,7 @@ async def _finish_epoch(
         if not errors:
             await collecting
     finally:
-        collecting.cancel()
-        await asyncio.gather(collecting, return_exceptions=True)
+        await end_tasks(collecting)
     if errors and ahead:
         # None adopts before all is collected: a resumed run collects the rest from the same weights.
         raise errors[0]

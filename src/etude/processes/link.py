@@ -20,6 +20,7 @@ from pydantic import TypeAdapter
 
 from etude.core.call import Call, ChatRequest, Completion, Delta
 from etude.core.errors import EtudeError, find_class
+from etude.core.threads import end_tasks
 from etude.engines.programs import Command, python_command
 from etude.store.episodes import decode_call, encode_call, parent_name
 
@@ -208,10 +209,7 @@ class RunnerLink:
             if not waiting.done():
                 waiting.set_exception(Disconnected("the connection was closed"))
                 waiting.exception()  # Retrieve the exception: the asking task may have been cancelled.
-        answering = list(self._answering.values())
-        for task in answering:
-            task.cancel()
-        await asyncio.gather(*answering, return_exceptions=True)
+        await end_tasks(*self._answering.values())
         with contextlib.suppress(Disconnected):
             await self._stream.close()
 

@@ -20,6 +20,7 @@ from etude.core.episode import EpisodeRecord, Failure
 from etude.core.errors import EtudeError, StoreError
 from etude.core.interfaces import Engine, PortableEngine, innermost
 from etude.core.process import allow_open_files
+from etude.core.threads import end_tasks
 from etude.engines.ledger import Ledger
 from etude.engines.programs import Launcher, LocalLauncher, NoRoom, last_exception, last_lines
 from etude.processes.head import Head, RemoteRunner, RunnerDied, RunnerSlot, RunnerSlots
@@ -81,10 +82,7 @@ class RunnerPool:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        starting = [place.starting for place in self.places if place.starting is not None]
-        for task in starting:
-            task.cancel()
-        await asyncio.gather(*starting, return_exceptions=True)
+        await end_tasks(*(place.starting for place in self.places if place.starting is not None))
         runners = [place.runner for place in self.places if place.runner is not None]
         try:
             await asyncio.gather(*(runner.stop() for runner in runners), return_exceptions=True)

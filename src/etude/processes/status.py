@@ -17,6 +17,7 @@ from etude.core.errors import StalledError, StoreError
 from etude.core.interfaces import Engine, ProgressSums
 from etude.core.secrets import mask_secrets
 from etude.core.stats import shown_seconds
+from etude.core.threads import end_tasks
 from etude.processes.pool import Cluster, RunnerPool
 from etude.rollout.collector import Collector
 from etude.store.files import open_draft
@@ -46,8 +47,7 @@ async def publish_status(parts: Parts) -> AsyncIterator[None]:
     try:
         yield
     finally:
-        publishing.cancel()
-        await asyncio.gather(publishing, return_exceptions=True)
+        await end_tasks(publishing)
         (parts.run.path / STATUS).unlink(missing_ok=True)
 
 
@@ -207,8 +207,7 @@ class Watchdog:
                 try:
                     yield
                 finally:
-                    looking.cancel()
-                    await asyncio.gather(looking, return_exceptions=True)
+                    await end_tasks(looking)
         except TimeoutError as error:
             if not limit.expired():
                 raise

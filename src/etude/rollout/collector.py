@@ -22,7 +22,7 @@ from etude.core.episode import EpisodeRecord, Example, Failure, LoggedExample, T
 from etude.core.errors import EngineError, EnvironmentAway, ImpossibleCall, ToolError, error_words, find_class
 from etude.core.interfaces import Engine
 from etude.core.json_text import plain
-from etude.core.threads import call_in_thread, no_exit, run_apart, stop_tasks
+from etude.core.threads import call_in_thread, end_tasks, no_exit, run_apart, stop_tasks
 from etude.rollout.episode import Episode, SyncEpisode
 from etude.rollout.recorder import Models, Recorder, Reply
 from etude.rollout.workflow import Workflow
@@ -154,10 +154,8 @@ class Collector:
                 else:
                     yield outcome
         finally:
-            for worker in workers:
-                worker.cancel()
             try:
-                await asyncio.gather(*workers, return_exceptions=True)
+                await end_tasks(*workers)
             finally:
                 # Even when cancelled a second time, while the workers stop.
                 await stop.aclose()

@@ -13,6 +13,7 @@ from etude.core.interfaces import Engine
 from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, TrainingStatusEnum
 from etude.core.keys import content_hash
 from etude.core.sample import TrajectoryCollection
+from etude.core.threads import end_tasks
 from etude.core.trajectory import Trajectory
 from etude.integrations.art.client import (
     ArtClient,
@@ -219,10 +220,7 @@ class ARTTrainerAdapter(TrainerAdapter):
 
     async def cleanup(self) -> None:
         """Close the streams and connections. A resumed run finds jobs that the server finishes later."""
-        tasks = list(self._training_jobs.values())
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(*self._training_jobs.values())
         await self.remote_backend.close()
         if self._inference is not None:
             await self._inference.close()
