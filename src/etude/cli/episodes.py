@@ -61,7 +61,7 @@ def _list_episodes(
     from etude.store.facts import find_run
     from etude.store.outline import find_episodes, parse_query
     from etude.store.run_folder import RunFolder
-    from etude.store.stored_config import reward_names
+    from etude.store.stored_config import reward_name
 
     query, path = parse_query(words), find_run(name, output_dir)
     with RunFolder.read(path) as folder:
@@ -70,8 +70,7 @@ def _list_episodes(
             known = ", ".join(phases[:10]) or "none yet"
             raise RequestError(f"there are no episodes of the phase '{phase}'; there are: {known}")
         chosen = phases if phase == "all" else [phase or phases[0]] if phases else []
-        reward = next(iter(reward_names(path).values()), None)
-        selection = find_episodes(folder.journal, chosen, reward, query, limit=limit)
+        selection = find_episodes(folder.journal, chosen, reward_name(path), query, limit=limit)
     if as_json:
         sets = ("agents", "versions")
         rows = [

@@ -52,6 +52,11 @@ def reward_names(run: Path) -> dict[str | None, str]:
     return {target: name for target, name in names.items() if name is not None}
 
 
+def reward_name(run: Path) -> str | None:
+    """Return the evaluator whose score is the reward; with several targets, the first one's."""
+    return next(iter(reward_names(run).values()), None)
+
+
 def model_config(run: Path, target: str | None = None) -> Config:
     """Return a config with only a run's trained model and its adapter. Raises ConfigError."""
     data = stored_data(run)

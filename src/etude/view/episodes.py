@@ -27,8 +27,8 @@ from etude.store.histories import read_histories
 from etude.store.journal import Journal
 from etude.store.outline import EpisodeOutline, find_episodes, outlines, parse_query
 from etude.store.run_folder import RunFolder
-from etude.store.stored_config import reward_names, stored_data
-from etude.view.pages import page, reward_evaluator, run_path, whole_number
+from etude.store.stored_config import reward_name, reward_names, stored_data
+from etude.view.pages import page, run_path, whole_number
 
 GROUPS, EPISODES = 40, 100
 """The most on one page."""
@@ -58,7 +58,7 @@ def phase_page(request: Request) -> Response:
         if request.query_params.get("q", "").strip():
             return _filtered_page(request, run, [phase], phase)
         entry = _entries(run.journal).get(phase_stage(phase))
-        episodes = outlines(run.journal, f"{phase}/", reward_evaluator(path), after=after)
+        episodes = outlines(run.journal, f"{phase}/", reward_name(path), after=after)
         by_example = groupby(episodes, lambda episode: episode.example)
         groups = [
             sorted(own, key=lambda episode: episode.generation) for _, own in islice(by_example, GROUPS + 1)
@@ -72,7 +72,7 @@ def phase_page(request: Request) -> Response:
         entry=entry,
         groups=groups[:GROUPS],
         rewards=[episode.reward for group in groups for episode in group],
-        rewarded=reward_evaluator(path) if len(reward_names(path)) > 1 else None,
+        rewarded=reward_name(path) if len(reward_names(path)) > 1 else None,
         more=more,
         **_neighbours(phases, phase),
     )
@@ -88,7 +88,7 @@ def split_id(journal: Journal, id: str) -> tuple[str, str]:
 
 
 def _filtered_page(request: Request, run: RunFolder, phases: list[str], phase: str | None) -> Response:
-    query, reward = parse_query(request.query_params["q"]), reward_evaluator(run.path)
+    query, reward = parse_query(request.query_params["q"]), reward_name(run.path)
     after, start = request.query_params.get("after", ""), request.query_params.get("from")
     left = phases[phases.index(start) :] if start in phases else phases
     found = find_episodes(run.journal, left, reward, query, after=after, limit=EPISODES, seconds=_SECONDS)
@@ -187,7 +187,7 @@ def group_page(request: Request) -> Response:
     path = run_path(request)
     with RunFolder.read(path) as run:
         phase, example = split_id(run.journal, request.path_params["id"])
-        siblings = find_siblings(run.journal, phase, example, reward_evaluator(path))
+        siblings = find_siblings(run.journal, phase, example, reward_name(path))
         if not siblings:
             raise RequestError(f"run {run.name} has no episodes of the example '{example}' in {phase}")
         records = [(each, require_episode(run, each.id)) for each in siblings[:_SIBLINGS]]
@@ -291,7 +291,7 @@ def tokens_page(request: Request) -> Response:
         sequences = _sequences(run, id)
         phase, rest = split_id(run.journal, id)
         example = rest.rpartition("/")[0]
-        siblings = find_siblings(run.journal, phase, example, reward_evaluator(path))
+        siblings = find_siblings(run.journal, phase, example, reward_name(path))
     if call is not None:
         wanted = whole_number(request, "call")
         answering = (

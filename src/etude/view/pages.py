@@ -24,7 +24,6 @@ from etude.store.database import DATABASE
 from etude.store.facts import RunFacts, is_run, read_facts
 from etude.store.outline import WORDS, first_question, in_one_line
 from etude.store.run_folder import LOCK, lock_holder
-from etude.store.stored_config import reward_names
 
 HERE = Path(__file__).parent
 STATIC = HERE / "static"
@@ -50,11 +49,6 @@ def facts_of_run(path: Path) -> RunFacts:
 @lru_cache(maxsize=1024)
 def _facts(path: Path, state: tuple[tuple[int, int], ...], pid: int | None) -> RunFacts:
     return replace(read_facts(path), histories={})  # They may be large, and pages read the ones they show.
-
-
-def reward_evaluator(path: Path) -> str | None:
-    """Return the evaluator whose score is the reward in a run; with several targets, the first one's."""
-    return next(iter(reward_names(path).values()), None)
 
 
 def number(value: float | None, digits: int = 3) -> str:
