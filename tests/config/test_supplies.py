@@ -74,15 +74,16 @@ def test_what_a_config_names_stands():
 
 
 def test_a_dataset_of_the_run_configuration_is_one_too():
-    made = config(finetuning={"run_configuration": {"dataset": {"_type": "seeds", "size": 2}}})
-    assert made.eval.general.dataset is None
+    settings = {"dataset": {"_type": "seeds", "size": 2}}
+    assert config(finetuning={"run_configuration": settings}).eval.general.dataset is None
 
 
 def test_each_target_is_rewarded_for_what_its_model_did():
     targets = {"alice": {"reward_function": {"name": "second"}}, "again": {"model": "bob"}}
-    made = config(finetuning={"enabled": True, "targets": targets})
-    rewards = {name: target.reward_function.name for name, target in made.finetuning.targets.items()}
-    assert rewards == {"alice": "second", "again": "second"}
+    made = config(finetuning={"enabled": True, "targets": targets}).finetuning.targets
+    assert [target.reward_function.name for target in made.values()] == ["second", "second"]
+    only = config(llms={"bob": LLMS["bob"]}, finetuning={"enabled": True}).finetuning
+    assert (only.target_model, only.reward_function.name) == ("bob", "second")
 
 
 def test_a_stored_config_has_all_of_it_and_loads_again(tmp_path):

@@ -91,10 +91,9 @@ async def test_phases_come_latest_first_and_the_first_is_chosen_unless_another_i
 
 
 def test_what_a_phase_was_collected_for():
-    for name in ("train/4", "train/4.2", "train/4-k2.2/example/0"):
-        assert phase_stage(name) == ("train", 4)
-    assert phase_stage("validation/3") == ("validation", 3)
-    assert phase_stage("train/4b") is phase_stage("eval") is None
+    stages = dict.fromkeys(("train/4", "train/4.2", "train/4-k2.2/example/0"), ("train", 4))
+    stages |= {"validation/3": ("validation", 3), "train/4b": None, "eval": None}
+    assert {name: phase_stage(name) for name in stages} == stages
 
 
 def test_a_label_with_a_dot_is_not_taken_for_a_number():

@@ -81,13 +81,14 @@ def _validate(document: Document, overrides: Iterable[str | Override]) -> Config
         if not REFERENCE.search(secret):
             _keep(secret)
     _read_environment(data, problems, Path(config_file) if isinstance(config_file, str) else None)
-    _build_components(data, problems, folders)
+    supplies = _build_components(data, problems, folders)
     problems.add_silent_errors(Config, data)
     try:
         config = Config.model_validate(data)
     except ValidationError as error:
         problems.add_validation(error, Config, data)
     problems.raise_if_any()
+    config._supplies = supplies
     config.complete_names(problems, in_training)
     _find_transcripts(config, folders, in_training)
     for path, slot, value in walk(config, KeyType(Config)):
@@ -208,9 +209,11 @@ class _Assembly:
             return None
 
 
-def _build_components(data: dict[str, Any], problems: Problems, folders: Sequence[Path]) -> None:
-    """Replace the components in `data` by config objects. An invalid one is a problem, and an empty config of
-    its kind. Files are looked for in `folders`."""
+def _build_components(data: dict[str, Any], problems: Problems, folders: Sequence[Path]) -> Supplies:
+    """Replace the components in `data` by config objects. Return the supplies of a workflow with the rewards.
+
+    An invalid component is a problem, and an empty config of its kind. Files are looked for in `folders`.
+    """
     _spell_out_alarms(data, problems)
     kinds, assembly = dict(components_in(data)), _Assembly(problems, folders)
     # All import paths first, because importing a module may register the types that other components name.
@@ -222,14 +225,15 @@ def _build_components(data: dict[str, Any], problems: Problems, folders: Sequenc
         replace_at(data, path, assembly.validate(path, kind, spelled[path]) or KINDS[kind].base())
     if isinstance(workflow := data.get("workflow"), WorkflowConfig):
         try:
-            _add_supplies(data, workflow.supplies(), assembly)
+            return _add_supplies(data, workflow.supplies(), assembly)
         except EtudeError as error:
             problems.add(("workflow",), str(error))
+    return Supplies()
 
 
-def _add_supplies(data: dict[str, Any], supplies: Supplies, assembly: _Assembly) -> None:
-    """Add a workflow's supplies to `data` where it names nothing."""
-    written: dict[KeyPath, tuple[Kind, Entries]] = {}
+def _add_supplies(data: dict[str, Any], supplies: Supplies, assembly: _Assembly) -> Supplies:
+    """Add a workflow's supplies to `data` where it names nothing. Return those whose evaluators are used."""
+    written, rewards = dict[KeyPath, tuple[Kind, Entries]](), Supplies()
     if supplies.dataset and value_at(data, DATASET) is None and value_at(data, OTHER_DATASETS[0]) is None:
         written[DATASET] = "datasets", supplies.dataset
     # `null` is a valid value: no validation.
@@ -240,27 +244,12 @@ def _add_supplies(data: dict[str, Any], supplies: Supplies, assembly: _Assembly)
             (*KINDS["evaluators"].places[0], name): ("evaluators", it)
             for name, it in supplies.evaluators.items()
         }
-        _choose_rewards(data, supplies)
+        rewards = supplies
     for path, (kind, spelled) in written.items():
         if (component := assembly.validate(path, kind, dict(spelled))) is not None:
             with suppress(RequestError):  # A given object has its own.
                 set_at(data, Override(path, component))
-
-
-def _choose_rewards(data: dict[str, Any], supplies: Supplies) -> None:
-    """Set the supplied reward of each trained model, if the config names none."""
-    block = data.get("finetuning")
-    if not isinstance(block, dict) or block.get("reward_function") is not None:
-        return
-    if not isinstance(targets := block.get("targets"), dict):
-        reward = supplies.reward_of_model.get(str(block.get("target_model")), supplies.reward)
-        block |= {"reward_function": {"name": reward}} if reward else {}
-        return
-    for name, target in targets.items():
-        target = {} if target is None else target
-        if isinstance(target, dict) and target.get("reward_function") is None:
-            reward = supplies.reward_of_model.get(str(target.get("model") or name), supplies.reward)
-            targets[name] = target | ({"reward_function": {"name": reward}} if reward else {})
+    return rewards
 
 
 def _with_columns(spelled: dict[str, Any], first: Spelled) -> dict[str, Any]:

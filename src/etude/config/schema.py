@@ -16,6 +16,7 @@ from etude.config.component import (
     OutputFolder,
     ReferenceTo,
     RunBudget,
+    Supplies,
     ToolsConfig,
     TrackerConfig,
     WorkflowConfig,
@@ -162,6 +163,9 @@ class Config(BaseModel, extra="forbid", frozen=True):
 
     _untrainable: ConfigError | None = PrivateAttr(default=None)
 
+    _supplies: Supplies = PrivateAttr(default_factory=Supplies)
+    """The rewards of the workflow's own evaluators; none if the config names evaluators."""
+
     def check_training(self) -> None:
         """Raise ConfigError for problems that matter only in training."""
         if self._untrainable is not None:
@@ -249,11 +253,13 @@ class Config(BaseModel, extra="forbid", frozen=True):
             return
         if workflow is not None and "target_functions" not in block.model_fields_set:
             block.target_functions = list(workflow.target_functions)
-        self._complete(("finetuning",), block, problems)
         path = ("finetuning", "target_model")
         block.target_model = self._choose(path, block.target_model, "llms", problems)
+        self._complete(("finetuning",), block, block.target_model, problems)
 
-    def _complete(self, path: KeyPath, trained: FinetuneConfig | TargetConfig, problems: Problems) -> None:
+    def _complete(
+        self, path: KeyPath, trained: FinetuneConfig | TargetConfig, model: str | None, problems: Problems
+    ) -> None:
         """Fill in the parts of a target, from the whole block where it has none, or of the block itself."""
         block = self.finetuning
         for key in ("trajectory_builder", "trainer_adapter"):
@@ -261,8 +267,9 @@ class Config(BaseModel, extra="forbid", frozen=True):
             name = self._choose((*path, key), own or block.chosen_component(key), SECTION_OF[key], problems)
             setattr(trained, key, name)
         reward = trained.reward_function or block.reward_function
-        given, path = reward.name if reward else None, (*path, "reward_function")
-        name = self._choose(path, given, "evaluators", problems)
+        supplied = self._supplies.reward_of_model.get(str(model), self._supplies.reward)
+        path = (*path, "reward_function")
+        name = self._choose(path, reward.name if reward else supplied, "evaluators", problems)
         trained.reward_function = RewardFunctionConfig(name=name) if name else None
 
     def _require_parts(self, problems: Problems) -> None:
@@ -303,7 +310,7 @@ class Config(BaseModel, extra="forbid", frozen=True):
             elif name not in self.llms:
                 problems.add_missing((*path, "model"), f": 'llms' has no model '{name}'")
             model = target.model = target.model or name
-            self._complete(path, target, problems)
+            self._complete(path, target, model, problems)
             target.target_functions = target.target_functions or list(block.target_functions)
             target.curriculum_learning = target.curriculum_learning or block.curriculum_learning
             if (first := trained_by.setdefault(model, name)) != name:
