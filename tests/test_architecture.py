@@ -61,7 +61,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 54_149,
     "modules": 244,
-    "lines of tests": 44_320,
+    "lines of tests": 44_319,
     "benchmark files": 12,
     "config keys": 306,
 }

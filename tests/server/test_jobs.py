@@ -106,21 +106,20 @@ def test_a_job_is_created_once_for_an_idempotency_key(client: openai.OpenAI) -> 
 
 def test_jobs_and_their_events_come_in_pages(client: openai.OpenAI) -> None:
     file = upload(client, supervised_rows(2))
-    made = [
-        create(client, file, request={"metadata": {"page": "1"}}, n_epochs=1, batch_size=2).id
-        for _ in range(3)
-    ]
+    jobs, request = client.fine_tuning.jobs, {"metadata": {"page": "1"}}
+    made = [create(client, file, request=request, n_epochs=9).id for _ in range(3)]
     for job in made:
-        client.fine_tuning.jobs.cancel(job)
+        jobs.cancel(job)
     wanted: Any = {"page": "1"}
     assert [job.id for job in client.fine_tuning.jobs.list(limit=2, metadata=wanted)] == made[::-1]
     first = client.fine_tuning.jobs.list(limit=2, metadata=wanted)
     assert first.has_more and len(first.data) == 2
     told = [event.id for event in client.fine_tuning.jobs.list_events(made[-1], limit=2)]
     assert len(set(told)) == len(told) > 2
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.fine_tuning.jobs.list(after="ftjob-gone")
-    assert caught.value.param == "after"
+    for ask in (lambda: jobs.list(after="ftjob-gone"), lambda: jobs.list_events(made[0], after=told[0])):
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask()
+        assert caught.value.param == "after"
 
 
 @pytest.mark.parametrize(

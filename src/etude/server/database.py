@@ -142,7 +142,7 @@ def fetch_page(
     query = sa.select(table).where(*conditions).order_by(number).limit(limit + 1)
     with engine.connect() as connection:
         if after is not None:
-            start = connection.execute(sa.select(number).where(table.c.id == after)).scalar()
+            start = connection.execute(sa.select(number).where(table.c.id == after, *conditions)).scalar()
             if start is None:
                 message = f"there is no {after!r} to continue after"
                 raise ApiError(400, message, param="after", code="invalid_value")
