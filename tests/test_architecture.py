@@ -59,9 +59,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_149,
+    "lines of source": 54_148,
     "modules": 244,
-    "lines of tests": 44_319,
+    "lines of tests": 44_349,
     "benchmark files": 12,
     "config keys": 306,
 }

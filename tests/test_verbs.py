@@ -233,11 +233,6 @@ def test_examples_that_are_one_row_or_several_splits_are_refused_with_what_to_gi
         etude.train(own_parts()[0], **EVALUATED | {argument: given})
 
 
-def test_tools_that_are_no_functions_are_refused():
-    with pytest.raises(RequestError, match=r"tools .* found 5"):
-        etude.evaluate(own_parts()[0], tools=5, **EVALUATED)
-
-
 def test_an_id_that_only_some_rows_have_is_refused():
     rows = [{"id": 7, "question": "?"}, {"question": "!"}]
     with pytest.raises(DatasetError, match=r"row 2: .* `id` .* all rows"):
@@ -348,6 +343,10 @@ def test_examples_come_from_tables_and_iterables_and_make_their_own_ids(project,
         ({"backend": {"_type": "local", "learning_rat": 1}}, "'backend.learning_rat'.*'learning_rate'"),
         ({"algorithm": {"_type": "grpo", "group": 10**11}}, r"algorithm\.group: .*1000, found 100000000000"),
         ({"model": {"model": "tiny", "max_tokens": "few"}}, "^model.max_tokens: .*integer.*'few'"),
+        ({"examples": "https://a.b/rows.csv"}, "^examples: 'https://a.b/rows.csv' is not the path"),
+        ({"seed": 2**63}, "^seed: .* less than"),
+        ({"tools": 5}, "tools .* found 5"),
+        ({"algorithm": {"_type": "grpo", "cut_off_penalty": 1e31}}, "cut_off_penalty: .* less than"),
     ],
 )
 def test_what_is_no_such_part_is_refused_before_there_is_a_folder(project, changes, error):
@@ -387,3 +386,30 @@ def test_ctrl_c_in_a_running_event_loop_stops_the_work_and_keeps_the_run(project
     output, errors = process.communicate(timeout=300)
     assert "the agent was cancelled" in output, errors
     assert output.splitlines()[-1] == "interrupted; unfinished", errors
+
+
+def test_a_trained_version_is_evaluated_beside_other_models_and_exported_to_where_a_link_leads(
+    tmp_path, monkeypatch
+):
+    async def ask(example, episode):
+        question = [{"role": "user", "content": example.inputs["question"]}]
+        return "".join([(await episode.chat(question, model=name)).text for name in ("mine", "other")])
+
+    def score(example, output):
+        return float(len(output) % 3)
+
+    monkeypatch.chdir(tmp_path)
+    tiny, given = {"tiny": {}, "max_tokens": 4}, {"reward": score, "examples": ROWS, "progress": False}
+    backend = {"_type": "local", "lora": {"r": 2}}
+    models = {"mine": tiny, "other": tiny}
+    run = etude.train(ask, models=models, target_model="mine", backend=backend, epochs=1, **given)
+    evaluated = etude.evaluate(ask, model=run.model, models={"other": tiny}, **given)
+    calls = [call for episode in evaluated.episodes for call in episode.calls]
+    assert {(call.model, call.completion.model_version) for call in calls} == {("mine", 1), ("other", 0)}
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    run.model.export("link")
+    assert (tmp_path / "link").is_symlink() and (folder / "model.safetensors").is_file()
+    with pytest.raises(RequestError, match="is there already"):
+        run.model.export(".")

@@ -185,7 +185,10 @@ async def evaluate_async(
         version = _trained_version(model, root or Path("runs"))
         if version is not None:
             trained = model_config(version.run, version.target)
-            model = trained.llms[str(trained.finetuning.target_model)]
+            target = str(trained.finetuning.target_model)
+            # The agent calls it by this name, and other models may be beside it.
+            model, models = None, {**(models or {}), target: trained.llms[target]}
+            settings = {"target_model": target, **settings}
         parts = {"reward": reward, "examples": examples, "model": model, "models": models}
         parts |= {"tools": tools, "scenario": scenario}
         held = for_evaluation(overrides, has_examples=examples is not None)

@@ -180,6 +180,8 @@ def test_a_token_that_was_added_is_refused_where_a_prompt_has_it(model_folder):
         ("generation_config.json", "{", "generation_config.json' is not a valid JSON file"),
         ("config.json", {"num_attention_heads": 3}, "number of attention heads (3)"),
         ("tokenizer.json", "{}", "(KeyError: 'added_tokens'); get them again"),
+        ("tokenizer.json", "{", "line 1 column 2 (char 1)); get them again"),
+        ("tokenizer.json", None, "no tokenizer can be made of its files; get its tokenizer.json"),
         ("model.safetensors", "version https://git-lfs.github.com/spec/v1", "too large); "),
         ("pytorch_model.bin", "cos\nsystem\n.", "more than numbers"),
     ],
@@ -187,10 +189,10 @@ def test_a_token_that_was_added_is_refused_where_a_prompt_has_it(model_folder):
 def test_files_that_transformers_stumbles_over_are_refused(model_folder, name, content, told):
     if isinstance(content, dict):
         change(model_folder, content)
-    else:
+    elif content is not None:
         (model_folder / name).write_text(content)
-    if name == "pytorch_model.bin":
-        (model_folder / "model.safetensors").unlink()
+    if content is None or name == "pytorch_model.bin":
+        (model_folder / (name if content is None else "model.safetensors")).unlink()
     assert_refused(model_folder, f"model '{model_folder}': ", told)
 
 

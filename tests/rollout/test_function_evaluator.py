@@ -81,16 +81,16 @@ def test_a_marked_function_is_still_a_function_and_a_partial_keeps_what_was_decl
 @pytest.mark.parametrize(
     ("result", "error"),
     [
-        (None, "returned None"),
+        (None, "found None"),
         (math.nan, "returned nan"),
-        ("0.5", "returned a str"),
-        ((1, 2, 3), "returned a tuple"),
-        (numpy.array([0.5]), r"returned an ndarray .*\(1,\)"),
-        (numpy.datetime64("2026-01-01"), "returned a datetime64"),
+        ("0.5", "found a str"),
+        ((1, 2, 3), "found a tuple"),
+        (numpy.array([0.5]), r"found an ndarray .*\(1,\)"),
+        (numpy.datetime64("2026-01-01"), "found a datetime64"),
         (EvalOutputItem(id="q1", error="no sandbox"), "no sandbox"),
         (EvalOutputItem(id="q1", score=math.nan), "returned nan"),
         (1e308, r"returned 1e\+308; .* ±1e\+30"),
-        (10**400, "returned an int; .* number"),
+        (10**400, "found an int: .* too large"),
     ],
 )
 async def test_what_does_not_count_is_an_error_and_never_a_zero(result: Any, error: str) -> None:

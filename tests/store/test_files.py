@@ -92,6 +92,8 @@ def test_threads_that_note_sums_in_one_folder_lose_none(tmp_path: Path):
     with ThreadPoolExecutor(8) as threads:
         assert [*threads.map(note_sum, files)] == [None] * len(files)
     assert damage_in(tmp_path) == []
+    files[0].write_text("changed", encoding="utf-8")
+    assert len(damage_in(tmp_path)) == 1 and damage_in(tmp_path, without=files[0].name) == []
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
 from etude.core.call import Call
 from etude.core.episode import EpisodeRecord, Example, LoggedExample, count_episodes
 from etude.core.errors import EtudeError, RequestError
-from etude.core.evaluation import EvalOutputItem, EvaluationRunOutput
+from etude.core.evaluation import LARGEST_SCORE, EvalOutputItem, EvaluationRunOutput
 from etude.core.interfaces import wrap_implementations
 from etude.core.keys import content_hash, generator
 from etude.core.sample import Kind, SampleOrPair, TrajectoryCollection
@@ -76,7 +76,7 @@ class Collecting(TrajectoryBuilderConfig):
     cut_off: CutOff = "train"
     """Choose how to treat answers that the token limit cut off. `train`: like all others. `mask`: they are
     left out of the loss, but count in comparisons."""
-    cut_off_penalty: FiniteFloat = Field(default=0.0, ge=0)
+    cut_off_penalty: FiniteFloat = Field(default=0.0, ge=0, le=LARGEST_SCORE)
     """Subtract this from an episode's reward for each answer that the token limit cut off."""
 
     @model_validator(mode="before")

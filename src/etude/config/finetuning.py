@@ -277,7 +277,7 @@ class FinetuneConfig(DataModel, revalidate_instances="always"):
     """Number of times to collect and train."""
     output_dir: OutputFolder = Path("runs")
     """The folder in which run folders are made."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Seed of every random choice of the run."""
     deterministic: bool = False
     """Repeat bit for bit on a CPU, even after interruptions; a little slower."""

@@ -211,9 +211,9 @@ def spell_out(kind: Kind, value: Any) -> dict[str, Any]:
 
 def _file_type(file: str) -> str:
     suffix = PurePath(file).suffix.lower()
-    if suffix not in FILE_TYPES:
+    if suffix not in FILE_TYPES or "://" in file:
         allowed = ", ".join(FILE_TYPES)
-        raise RequestError(f"the suffix of '{file}' does not tell its format. Allowed: {allowed}")
+        raise RequestError(f"'{file}' is not the path of a file with a known suffix. Allowed: {allowed}")
     return FILE_TYPES[suffix]
 
 

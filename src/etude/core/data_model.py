@@ -66,7 +66,7 @@ def number(value: Any) -> float:
     try:
         return float(value)
     except (OverflowError, ValueError) as error:
-        raise ValueError(f"a number is expected, found {value!r:.40}: {error}") from None
+        raise ValueError(f"a number is expected, found {name_type(value)}: {error}") from None
 
 
 def name_type(value: Any) -> str:

@@ -133,7 +133,10 @@ class Queries:
         most = _SCORES_ON_GPU if self.places_Q.is_cuda else _SCORES
         for at in range(0, len(places), _QUERIES):
             own = places[at : at + _QUERIES]
-            keys = seen_by(self._tree, own)
+            # All tokens that one of the queries attends to.
+            tokens = np.arange(own[-1] + 1)
+            next_query = own[np.searchsorted(own, tokens)]
+            keys = np.flatnonzero(next_query < self._tree.ends[tokens])
             longest = max(map(len, [*run, keys]))
             size, total = (len(run) + 1) * longest, sum(map(len, run)) + len(keys)
             if run and (len(own) < _QUERIES or size * _QUERIES > most or size > 1.25 * total):
@@ -146,13 +149,6 @@ class Queries:
     def scores(self) -> int:
         """Total number of a head's scores."""
         return sum(each.query_CQ.numel() * each.key_CK.shape[1] for each in self.chunks)
-
-
-def seen_by(tree: TokenTree, queries: Places) -> Places:
-    """Return the places of all tokens that one of the queries, in rising order, attends to."""
-    tokens = np.arange(queries[-1] + 1)
-    next_query = queries[np.searchsorted(queries, tokens)]
-    return np.flatnonzero(next_query < tree.ends[tokens])
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -38,7 +38,7 @@ from etude.rollout.evaluation import OnScore, rescore
 from etude.runtime import Runtime, open_runtime
 from etude.store.episodes import EVALUATION, choose_phase
 from etude.store.facts import RunVersion, choose_version
-from etude.store.files import DamagedError, damage_in, write_atomically
+from etude.store.files import WEIGHTS_FILE, DamagedError, damage_in, write_atomically
 from etude.store.histories import read_histories
 from etude.store.journal import ModelLog
 from etude.store.run_folder import RunFolder
@@ -320,7 +320,7 @@ def load_version(wanted: RunVersion) -> Policy:
     except DamagedError as error:
         text = f"{error}; it is trained again by: etude export {run} --version {wish}"
         raise RequestError(text) from error
-    if kept is not None and (damage := damage_in(kept)):
+    if kept is not None and (damage := damage_in(kept, without=WEIGHTS_FILE)):
         _LOG.warning("the weights of %s are whole, and other files are not: %s", wanted, "; ".join(damage))
     return policy
 

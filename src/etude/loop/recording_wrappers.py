@@ -30,7 +30,7 @@ from etude.loop.metrics import selection_metrics
 from etude.loop.trainer import EpochTrainer, run_epochs
 from etude.loop.warm_up import run_warm_up
 from etude.runtime import Runtime
-from etude.store.journal import note_targets
+from etude.store.journal import TARGETS
 
 
 class RecordedPart:
@@ -325,7 +325,7 @@ class RecordedTargets:
 
     async def initialize(self, run_config: FinetuneConfig) -> None:
         """Prepare all targets, and continue the run where it was left."""
-        await note_targets(self.runtime.run.journal, self.members)
+        await self.runtime.run.journal.put(TARGETS, list(self.members))
         for name, member in self.members.items():
             await member.initialize(run_config.for_target(name))
 

@@ -249,10 +249,8 @@ class Policy:
             model = copy.deepcopy(self.model).merge_and_unload() if self.is_lora and merge else self.model
             if model is self.model and self.is_lora:
                 # peft writes the path of the base's folder, which other machines do not have.
-                base = Path(self.source)
-                model.peft_config["default"].base_model_name_or_path = (
-                    base.name if base.is_absolute() else self.source
-                )
+                name = Path(self.source).name if Path(self.source).is_absolute() else self.source
+                model.peft_config["default"].base_model_name_or_path = name
             # LoRA weights are complete without the base's embeddings, which peft would add.
             options = {} if merge or not self.is_lora else {"save_embedding_layers": False}
             try:

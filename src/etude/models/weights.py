@@ -40,7 +40,9 @@ def loading(source: str | Path) -> Iterator[tuple[str, dict[str, str], Any]]:
         reason = first_line(error)
         if file and _is_damaged(Path(name, file["gguf_file"])):
             reason += "; the file is incomplete or damaged: download it again"
-        elif not isinstance(error, OSError | ValueError | ImportError | RuntimeError):
+        elif "backend tokenizer" in reason:
+            reason = "no tokenizer can be made of its files; get its tokenizer.json too"
+        elif type(error) is not ValueError and not isinstance(error, OSError | ImportError | RuntimeError):
             # The error is about a value and does not mention files.
             odd = reason if " " in reason else f"{type(error).__name__}: {reason}"
             reason = f"something in its files is not as transformers expects ({odd}); get them again"

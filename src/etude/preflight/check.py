@@ -239,8 +239,10 @@ async def _check_training(
         await trajectories.initialize(block.model_copy(deep=True))
         if isinstance(made, Collecting):
             engines = {name: await builder.get_llm(name) for name in builder.config.llms}
-            parts: Any = builder.run, builder, None, examples, engines, str(block.target_model)
-            await made.check_run(Runtime(*parts))
+            assert isinstance(builder.run, RunFolder)
+            evaluation: Any = None  # A check plays no episodes.
+            runtime = Runtime(builder.run, builder, evaluation, examples, engines, str(block.target_model))
+            await made.check_run(runtime)
         await trajectories.cleanup()
         findings.ok(what, f"{made.type_name} data ({trajectories.method}), trained by {kind}")
 

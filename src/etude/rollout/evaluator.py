@@ -59,11 +59,11 @@ def make_score(item: EvalInputItem, result: Any, bounds: Bounds | None = None) -
     reasoning = masked_data(jsonable(reasoning))
     try:
         score = number(result)
-    except ValueError:
-        return no_score(item, f"the evaluator returned {name_type(result)}; a score is a number", reasoning)
+    except ValueError as error:
+        return no_score(item, f"the evaluator returned no score: {error}", reasoning)
     if not is_score(score):
-        limits = f"a finite number within ±{LARGEST_SCORE:g}"
-        return no_score(item, f"the evaluator returned {score:g}; a score must be {limits}", reasoning)
+        problem = f"{score:g}; a score is finite and within ±{LARGEST_SCORE:g}"
+        return no_score(item, f"the evaluator returned {problem}", reasoning)
     low, high = bounds or (score, score)
     if not low - _ROUNDING <= score <= high + _ROUNDING:
         problem = f"the evaluator returned {score:g}, but declares scores from {low:g} to {high:g}"

@@ -67,7 +67,9 @@ def export_model(wanted: RunVersion, folder: Path, *, lora_only: bool = False) -
     The weights are safetensors of the whole model, or with `lora_only` of the LoRA weights only. Raises
     RequestError if there are no such weights or `folder` holds something else, and StoreError.
     """
-    there = [*folder.iterdir()] if folder.is_dir() else [folder] if folder.exists() else []
+    folder = folder.expanduser().resolve()  # A link stays, and the folder that it names is written.
+    is_own = folder != Path.cwd() and folder.is_dir()
+    there = [*folder.iterdir()] if is_own else [folder] if folder.exists() else []
     names = {each.name for each in there}
     if lora_only:
         require_lora(wanted)

@@ -212,14 +212,14 @@ def note_sum(path: Path) -> None:
         sums.write_text(_format_digests({**known, path.name: digest}), encoding="utf-8")
 
 
-def damage_in(folder: Path, *, only: str | None = None) -> list[str]:
-    """Return a clause for each damaged file of a folder, or for one file only."""
+def damage_in(folder: Path, *, only: str | None = None, without: str = SUMS) -> list[str]:
+    """Return a clause for each damaged file of a folder, for `only` one, or for all but the one `without`."""
     try:
         known = _read_digests(folder)
     except DamagedError as error:
         return [error.clause]
-    names = {path.name for path in folder.iterdir()} - {SUMS} | known.keys() if only is None else {only}
-    clauses = [_damage(folder / name, known.get(name)) for name in sorted(names)]
+    names = {path.name for path in folder.iterdir()} | known.keys() if only is None else {only}
+    clauses = [_damage(folder / name, known.get(name)) for name in sorted(names - {SUMS, without})]
     return [clause for clause in clauses if clause is not None]
 
 

@@ -9,7 +9,7 @@ import asyncio
 import json
 import sqlite3
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeAlias
@@ -33,7 +33,8 @@ Json: TypeAlias = Any
 
 _RECORDS = "record/"
 """The prefix of the keys of records, which are numbered from 1."""
-_TARGETS = "targets"
+TARGETS = "targets"
+"""The step with the names of the targets that a run trains."""
 _PAGE = 256
 
 
@@ -247,14 +248,9 @@ class ModelLog:
         return {"kind": type(record).__name__, "target": self.target, "value": value}
 
 
-async def note_targets(journal: Journal, names: Iterable[str]) -> None:
-    """Record which targets a run trains, so that other programs can read their records."""
-    await journal.put(_TARGETS, list(names))
-
-
 def read_states(journal: Journal) -> dict[str | None, ModelState]:
     """Return the state of each target, in the order of the config. With one model, the key is None."""
-    records: dict[str | None, list[Record]] = {target: [] for target in journal.get(_TARGETS, ())}
+    records: dict[str | None, list[Record]] = {target: [] for target in journal.get(TARGETS, ())}
     for row in journal.records():
         record = KINDS[row["kind"]].model_validate(row["value"])
         records.setdefault(row["target"], []).append(record)
