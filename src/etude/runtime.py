@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from etude.config.builder import Builder
@@ -77,10 +78,10 @@ async def open_runtime(
     async with AsyncExitStack() as exits:
         # Opened first and closed last, so that the final backup has everything the other parts write.
         await exits.enter_async_context(back_up(config.storage, run, progress))
-        builder = await exits.enter_async_context(Builder(config, run))
         ledger = Ledger(run.journal, config.llms, config.budget)
-        builder.wrap_llm = lambda name, engine: MeteredEngine(name, engine, ledger, config.llms)
-        given = {name: builder.wrap_llm(name, engine) for name, engine in (engines or {}).items()}
+        meter = partial(MeteredEngine, account=ledger, llms=config.llms)
+        builder = await exits.enter_async_context(Builder(config, run, wrap_llm=meter))
+        given = {name: meter(name, engine) for name, engine in (engines or {}).items()}
         models = {name: given.get(name) or await builder.get_llm(name) for name in config.llms} | given
         runner = await exits.enter_async_context(open_runner(builder, run, models, given, ledger))
         settings = config.finetuning.run_configuration

@@ -41,14 +41,20 @@ class Builder:
     """The component that uses what is built here. Each component is built with a builder of its own."""
 
     def __init__(
-        self, config: Config, run: Run | None = None, given: Mapping[str, Engine] | None = None
+        self,
+        config: Config,
+        run: Run | None = None,
+        given: Mapping[str, Engine] | None = None,
+        wrap_llm: Callable[[str, Engine], Engine] | None = None,
     ) -> None:
-        """Set up a builder. The models in `given`, by their names in `llms`, are used and not built."""
+        """Set up a builder. The models in `given`, by their names in `llms`, are used and not built.
+
+        `wrap_llm` wraps each model that is built, before anyone gets it.
+        """
         self.config = config
         self.run = run
         """The run that components are built for; None outside of a run."""
-        self.wrap_llm: Callable[[str, Engine], Engine] = lambda name, engine: engine
-        """Wraps each engine that is built, before anyone gets it."""
+        self._wrap_llm = wrap_llm
         self._exits = contextlib.AsyncExitStack()
         self._components: dict[str, Any] = {f"llms.{name}": each for name, each in (given or {}).items()}
         self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -184,7 +190,8 @@ class Builder:
             self._exits.push_async_exit(partial(_close, context, key))
             if component is None:
                 raise EtudeError(f"{where_defined(registration.factory)}: what builds {key} yielded None")
-            return self.wrap_llm(key.removeprefix("llms."), component) if kind == "llms" else component
+            wrap = self._wrap_llm if kind == "llms" else None
+            return component if wrap is None else wrap(key.removeprefix("llms."), component)
 
 
 async def _close(component: Any, key: str, *error: Any) -> None:

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -233,8 +234,8 @@ async def rescore_run(
     reward = config.finetuning.reward_name
     progress.phase("scoring")
     ledger = Ledger(run.journal, config.llms, config.budget)
-    async with Builder(config, run) as builder, within_budget(ledger, progress):
-        builder.wrap_llm = lambda name, engine: MeteredEngine(name, engine, ledger, config.llms)
+    meter = partial(MeteredEngine, account=ledger, llms=config.llms)
+    async with Builder(config, run, wrap_llm=meter) as builder, within_budget(ledger, progress):
         evaluators = {name: await builder.get_evaluator(name) for name in config.eval.evaluators}
         if not evaluators:
             raise RequestError("the config has no evaluators; add some under 'eval.evaluators'")

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import astuple, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -89,8 +90,8 @@ async def _open_agent(parameters: Mapping[str, Any], link: RunnerLink) -> AsyncI
     journal = RemoteJournal(Path(parameters["run"]), link)
     remote = {name: RemoteEngine(name, link) for name in parameters["at_head"]}
     ledger = RemoteLedger(link, reserves_calls=parameters["reserves_calls"])
-    async with Builder(config, RemoteRun(journal.path, journal), remote) as builder:
-        builder.wrap_llm = lambda name, engine: MeteredEngine(name, engine, ledger, config.llms)
+    meter = partial(MeteredEngine, account=ledger, llms=config.llms)
+    async with Builder(config, RemoteRun(journal.path, journal), remote, meter) as builder:
         built = {name: await builder.get_llm(name) for name in config.llms if name not in remote}
         # In the order of the head, because the first one may be the default.
         engines = {name: remote.get(name) or built[name] for name in parameters["models"]}
