@@ -33,8 +33,8 @@ def version_on_disk(run: Path, wish: str, say: Callable[[str], None]) -> Iterato
         yield wanted
         return
     say(f"{wanted}: {damage[0]}; it is trained again, on the episodes that are in the journal")
-    own = f".{os.getpid()}.part"  # A draft's name, so that it is deleted after a kill.
-    with tempfile.TemporaryDirectory(own, ".", private_folder(run / "export")) as root:
+    draft_suffix = f".{os.getpid()}.part"  # A draft's name, so that it is deleted after a kill.
+    with tempfile.TemporaryDirectory(draft_suffix, ".", private_folder(run / "export")) as root:
         copy = Path(root) / run.name
         progress = _Until(_copy_until(wanted, copy))
         # Without its trackers, backup and budget.
@@ -42,10 +42,10 @@ def version_on_disk(run: Path, wish: str, say: Callable[[str], None]) -> Iterato
         with RunFolder.open(copy) as opened, suppress(_Reached):
             config = config_to_resume(copy, ()).model_copy(update=unheard)
             run_loop(train_in(config, opened, progress=progress))
-        made = choose_version(copy, str(wanted).removeprefix(f"{run.name}:"))
-        if made.version and wanted.version and made.version.digest != wanted.version.digest:
+        retrained = choose_version(copy, str(wanted).removeprefix(f"{run.name}:"))
+        if retrained.version and wanted.version and retrained.version.digest != wanted.version.digest:
             say("its weights differ from the first time: the run is not deterministic")
-        yield replace(made, choice=wanted.choice)
+        yield replace(retrained, choice=wanted.choice)
 
 
 def _copy_until(wanted: RunVersion, copy: Path) -> int:

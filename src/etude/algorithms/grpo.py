@@ -173,8 +173,8 @@ class Grpo(Algorithm, name="grpo"):
     def _gains(self, rewards: Sequence[float]) -> list[float]:
         gains = self.compare(rewards)
         if len(gains) != len(rewards):
-            told = f"one number for each reward, and it gave {len(gains)} for {len(rewards)}"
-            raise TrainingError(f"{self.type_name}: `compare` gives {told}")
+            counts = f"one number for each reward, and it gave {len(gains)} for {len(rewards)}"
+            raise TrainingError(f"{self.type_name}: `compare` gives {counts}")
         return gains
 
     def needs(self) -> set[Need]:

@@ -287,12 +287,12 @@ class ProcessJob(ABC):
 
     async def _listen(self) -> News | None:
         """Hear what is new. Return the news of the job's end, which stay at `position`."""
-        told = await asyncio.to_thread(lambda: [*self.folder.read_news(self.position)])
-        heard = [*takewhile(lambda each: not each[0].is_end, told)]
+        unread = await asyncio.to_thread(lambda: [*self.folder.read_news(self.position)])
+        heard = [*takewhile(lambda each: not each[0].is_end, unread)]
         if heard:
             self.position = heard[-1][1]
             await self.take_news([news for news, _ in heard])
-        return told[len(heard)][0] if len(told) > len(heard) else None
+        return unread[len(heard)][0] if len(unread) > len(heard) else None
 
     async def _work(self) -> str:
         """Start processes and wait for their end. Return why they ended."""

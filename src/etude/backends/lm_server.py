@@ -155,10 +155,10 @@ class LanguageModelClient:
 
         Raises ClientTimeoutError after `timeout` seconds, ServerVersionError.
         """
-        deadline, told = time.monotonic() + timeout, None
+        deadline, last_problem = time.monotonic() + timeout, None
         while (problem := await self.problem(max(_POLL, deadline - time.monotonic()))) is not None:
-            if problem != told:
-                told = problem
+            if problem != last_problem:
+                last_problem = problem
                 _LOG.warning("waiting for a language-model server at %s: %s", self.base_url, problem)
             left = deadline - time.monotonic()
             if left <= 0:

@@ -95,12 +95,12 @@ class LocalAdapter(TrainerAdapter):
             # The engine samples from the old weights until it adopts the new ones.
             sampled = self._policy
             self._policy = sampled.trained = await asyncio.to_thread(sampled.twin)
-        of = self._policy, self._versions, run_config
+        job_parts = self._policy, self._versions, run_config
         if self._learners is None:
             options, seconds = learner_options(config, run_config), config.checkpoint_seconds
-            self._workplace = LocalLearner(*of, options, seconds)
+            self._workplace = LocalLearner(*job_parts, options, seconds)
         else:
-            self._workplace = ClusterLearners(self._learners, *of)
+            self._workplace = ClusterLearners(self._learners, *job_parts)
         release_threads()
 
     def capabilities(self) -> Capabilities:

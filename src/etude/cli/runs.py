@@ -238,20 +238,20 @@ def status(run: Run, output_dir: OutputDir = RUNS, as_json: AsJson = False) -> N
         emit({"run": str(path), **facts, "jobs": [job.model_dump(mode="json") for job in jobs]})
         return
     say_fact("run", shown_path(path))
-    told, age = seen.status, _since(seen.age or 0.0)
+    reported, age = seen.status, _since(seen.age or 0.0)
     if seen.state == "starting":
         say_fact("head", f"process {seen.pid} has just started, and has not reported yet")
-    elif told is None:
+    elif reported is None:
         say_fact("head", f"no process has the run {path.name} open")
     elif seen.state == "lost":
-        say_fact("head", f"gone: process {told.pid} on {told.host}; its last report is {age} old")
+        say_fact("head", f"gone: process {reported.pid} on {reported.host}; its last report is {age} old")
     else:
-        up = _since(max(0.0, told.at - told.since))
-        say_fact("head", f"process {told.pid} on {told.host}, since {up}")
+        up = _since(max(0.0, reported.at - reported.since))
+        say_fact("head", f"process {reported.pid} on {reported.host}, since {up}")
         if seen.state == "silent":
             say_fact("warning", f"the head has not reported for {age}: it is stuck, or its code blocks")
-    if told is not None:
-        _show_status(told, jobs)
+    if reported is not None:
+        _show_status(reported, jobs)
     next_step(hints.after_run(path))
 
 
@@ -330,10 +330,10 @@ def _show_history(target: str | None, history: History, run: Path) -> None:
 def _show_status(status: RunStatus, jobs: list[JobFacts]) -> None:
     epoch = "" if status.epoch is None else f", epoch {status.epoch}/{status.num_epochs}"
     say_fact("phase", f"{status.phase}{epoch}, since {_since(status.phase_seconds)}")
-    of = "" if status.expected is None else f" of {status.expected}"
+    out_of = "" if status.expected is None else f" of {status.expected}"
     waiting = "" if status.waiting is None else f", {status.waiting} waiting"
     failed = f"; {status.totals.failed} failed so far" if status.totals.failed else ""
-    say_fact("episodes", f"{status.finished}{of} finished, {status.playing} playing{waiting}{failed}")
+    say_fact("episodes", f"{status.finished}{out_of} finished, {status.playing} playing{waiting}{failed}")
     for job in jobs:
         say_fact("job", f"{job.name} at {job.backend}: {job.status}")
     for team in status.learners:

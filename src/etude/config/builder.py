@@ -182,9 +182,9 @@ class Builder:
 
     async def _build(self, key: str, kind: Kind, config: ComponentConfig) -> Any:
         registration = registry.lookup(kind, config.type_name)
-        own = copy(self)
-        own._user = key
-        context = contextlib.asynccontextmanager(registration.factory)(config, own)
+        user_builder = copy(self)
+        user_builder._user = key
+        context = contextlib.asynccontextmanager(registration.factory)(config, user_builder)
         with user_code(EtudeError, f"cannot build {key} (_type: {registration.name})"):
             component = await context.__aenter__()
             self._exits.push_async_exit(partial(_close, context, key))

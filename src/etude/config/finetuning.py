@@ -333,5 +333,5 @@ class FinetuneConfig(DataModel, revalidate_instances="always"):
         """
         target = self.targets[name]
         keys = TargetConfig.model_fields.keys() & FinetuneConfig.model_fields.keys()
-        own = {key: value for key, value in target if value is not None and key in keys}
-        return self.model_copy(update={**own, "target_model": target.model, "targets": {}})
+        target_options = {key: value for key, value in target if value is not None and key in keys}
+        return self.model_copy(update={**target_options, "target_model": target.model, "targets": {}})

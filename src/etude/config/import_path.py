@@ -147,18 +147,18 @@ def user_frame(error: BaseException) -> traceback.FrameSummary | None:
         error = error.exceptions[0]
         frames += traceback.extract_tb(error.__traceback__)
     frames = [frame for frame in frames if not frame.filename.startswith("<")]
-    own = [frame for frame in frames if not frame.filename.startswith(_ETUDE)]
-    own = [frame for frame in own if not is_installed(frame.filename)]
-    return next(reversed(own or frames), None)
+    user_frames = [frame for frame in frames if not frame.filename.startswith(_ETUDE)]
+    user_frames = [frame for frame in user_frames if not is_installed(frame.filename)]
+    return next(reversed(user_frames or frames), None)
 
 
 def order_by_name(signature: inspect.Signature, names: Sequence[str]) -> tuple[str, ...]:
     """Return the arguments of these names in the order in which a function takes them, if its first
     parameters have all these names. Raises TypeError if only some are in another place."""
-    own = [each.name for each in signature.parameters.values() if each.kind in _POSITIONAL][: len(names)]
-    if sorted(own) == sorted(names):
-        return tuple(own)
-    for name, place in zip(own, names, strict=False):
+    order = [each.name for each in signature.parameters.values() if each.kind in _POSITIONAL][: len(names)]
+    if sorted(order) == sorted(names):
+        return tuple(order)
+    for name, place in zip(order, names, strict=False):
         if name in _GIVEN and name != place:
             raise TypeError(f"its parameter '{name}' is in the place of '{place}'")
     return tuple(names)

@@ -173,16 +173,16 @@ class Problems:
             elif kind in ("value_error", "assertion_error"):
                 self.add(full_path, str(details["ctx"]["error"]))
             else:
-                own = expected.setdefault(full_path, [])
-                if own or full_path not in self._messages:
-                    own.append(details["msg"].removeprefix("Input ").partition(", unable to parse")[0])
+                messages = expected.setdefault(full_path, [])
+                if messages or full_path not in self._messages:
+                    messages.append(details["msg"].removeprefix("Input ").partition(", unable to parse")[0])
                     self._messages.pop(full_path, None)
                     found = show_value(details["input"])
                     if any(is_secret_name(str(key).removesuffix("_tokens")) for key in full_path[-2:]):
                         found = f"something of type {type(details['input']).__name__}"
                     if full_path in self.references:
                         found = f"what {self.references[full_path]} stands for"
-                    self.add(full_path, f"{' or '.join(dict.fromkeys(own))}, found {found}")
+                    self.add(full_path, f"{' or '.join(dict.fromkeys(messages))}, found {found}")
 
     def _add_unknown(self, full_path: KeyPath, model: type[BaseModel], path: KeyPath) -> None:
         slots = [KeyType(model)]

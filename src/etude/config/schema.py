@@ -263,8 +263,8 @@ class Config(BaseModel, extra="forbid", frozen=True):
         """Fill in the parts of a target, from the whole block where it has none, or of the block itself."""
         block = self.finetuning
         for key in ("trajectory_builder", "trainer_adapter"):
-            own = getattr(trained, key) if trained is not block else None
-            name = self._choose((*path, key), own or block.chosen_component(key), SECTION_OF[key], problems)
+            part = getattr(trained, key) if trained is not block else None
+            name = self._choose((*path, key), part or block.chosen_component(key), SECTION_OF[key], problems)
             setattr(trained, key, name)
         reward = trained.reward_function or block.reward_function
         supplied = self._supplies.reward_of_model.get(str(model), self._supplies.reward)

@@ -248,9 +248,9 @@ class GraphDecoder:
         else:
             start = 0
             for row, count in zip(rows, counts, strict=True):
-                own = tokens_4T[:, start : start + count]
-                own[0], own[2] = row.ids[row.cached : row.cached + count], row.slot
-                own[1] = own[3] = numpy.arange(row.cached, row.cached + count)
+                row_tokens_4T = tokens_4T[:, start : start + count]
+                row_tokens_4T[0], row_tokens_4T[2] = row.ids[row.cached : row.cached + count], row.slot
+                row_tokens_4T[1] = row_tokens_4T[3] = numpy.arange(row.cached, row.cached + count)
                 start += count
             rows_6R[0] = start
             rows_6R[0, : len(rows)] = numpy.cumsum([0, *counts[:-1]])

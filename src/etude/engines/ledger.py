@@ -181,9 +181,9 @@ Llms: TypeAlias = Mapping[str, LlmConfig]
 
 def find_prices(llms: Llms) -> dict[str, ModelPrices]:
     """Return the prices of models by name, without models that have none."""
-    own = {name: llm.prices for name, llm in llms.items() if llm.prices is not None}
+    prices = {name: llm.prices for name, llm in llms.items() if llm.prices is not None}
     opponents = {name: llm.of for name, llm in llms.items() if isinstance(llm, OpponentsConfig)}
-    return {name: own[of] for name, of in opponents.items() if of in own} | own
+    return {name: prices[of] for name, of in opponents.items() if of in prices} | prices
 
 
 def unpriced_models(llms: Llms) -> list[str]:
@@ -360,9 +360,9 @@ class Ledger:
         return {"usd": whole.usd, "tokens": whole.tokens, "limits": limits}
 
     async def _hold(self, amounts: Mapping[Unit, float], what: str) -> int:
-        own = [limit for limit in self.limits if limit.unit in amounts]
-        while own:
-            over = (each for each in own if each.used + each.held + amounts[each.unit] > each.most)
+        affected = [limit for limit in self.limits if limit.unit in amounts]
+        while affected:
+            over = (each for each in affected if each.used + each.held + amounts[each.unit] > each.most)
             full = next(over, None)
             if full is None and self.reached is None:
                 break
@@ -370,7 +370,7 @@ class Ledger:
                 self._stop(full.as_error(amounts[full.unit], what))
             await self._left.wait()
         number = next(self._numbers)
-        self._holds[number] = [(limit, amounts[limit.unit]) for limit in own]
+        self._holds[number] = [(limit, amounts[limit.unit]) for limit in affected]
         for limit, amount in self._holds[number]:
             limit.held += amount
             limit.holders += 1

@@ -58,8 +58,8 @@ async def make_base(config: TinyConfig, name: str, builder: Builder, folder: Pat
     """
     block = builder.config.finetuning
     blocks = [block.for_target(target) for target in block.targets] or [block]
-    own = (each.warm_up for each in blocks if each.target_model == name)
-    sources = [warm_up.transcripts for warm_up in own if warm_up is not None]
+    warm_ups = (each.warm_up for each in blocks if each.target_model == name)
+    sources = [warm_up.transcripts for warm_up in warm_ups if warm_up is not None]
     examples = (await builder.get_dataset(block.run_configuration.dataset)).examples() if sources else []
     # The first 4000 transcripts suffice: more of the same kind teach the tokenizer nothing.
     parts = [read_transcripts(source, examples, block.seed)[:4000] for source in sources]

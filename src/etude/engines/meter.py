@@ -188,6 +188,6 @@ def most_tokens(request: ChatRequest) -> Usage:
     elif request.prompt is not None:
         prompt = len(request.prompt.encode())
     else:
-        said = [request.messages, request.tools]
-        prompt = len(to_json(said, fallback=str, inf_nan_mode="strings")) + _TEMPLATE_TOKENS
+        contents = [request.messages, request.tools]
+        prompt = len(to_json(contents, fallback=str, inf_nan_mode="strings")) + _TEMPLATE_TOKENS
     return Usage(prompt, request.sampling.max_tokens or _ANSWER_TOKENS)

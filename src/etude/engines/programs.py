@@ -243,20 +243,20 @@ async def start_guarded(*command: str, **options: Any) -> tuple[Process, int]:
     named = Path(options.get("cwd") or "", command[0]) if os.path.dirname(command[0]) else command[0]  # noqa: PTH120
     if shutil.which(named, path=path) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), command[0])
-    ours, theirs = os.pipe()
+    child_end, lifeline = os.pipe()
     try:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-I", "-S", "-c", _GUARDED, str(ours), *command),
-            pass_fds=[ours],
+            *(sys.executable, "-I", "-S", "-c", _GUARDED, str(child_end), *command),
+            pass_fds=[child_end],
             start_new_session=True,
             **options,
         )
     except BaseException:
-        os.close(theirs)
+        os.close(lifeline)
         raise
     finally:
-        os.close(ours)
-    return process, theirs
+        os.close(child_end)
+    return process, lifeline
 
 
 def last_lines(path: Path, count: int = 12) -> str:
@@ -381,10 +381,10 @@ class ProgramFolder:
 
     @cached_property
     def _root(self) -> tempfile.TemporaryDirectory[str]:
-        made = tempfile.TemporaryDirectory(prefix="etude-episode-", ignore_cleanup_errors=True)
+        folder = tempfile.TemporaryDirectory(prefix="etude-episode-", ignore_cleanup_errors=True)
         for name in ("work", "home"):
-            Path(made.name, name).mkdir()
-        return made
+            Path(folder.name, name).mkdir()
+        return folder
 
     @property
     def folder(self) -> Path:

@@ -102,10 +102,10 @@ class OpponentPool(Engine):
         if phase.startswith("validation"):
             return [base]
         versions = self._log.state.versions.items()
-        made = [entry.version for number, entry in versions if number > base.number]
+        trained = [entry.version for number, entry in versions if number > base.number]
         if self.config.draw == "latest" or phase.startswith("warm-up"):
-            return [made[-1] if made else base]
-        return [base, *made[-self.config.size :]]
+            return [trained[-1] if trained else base]
+        return [base, *trained[-self.config.size :]]
 
     async def close_unused(self, keep: Iterable[ModelVersion]) -> None:
         """Close all engines except those for `keep` and for the base version, which validations use."""

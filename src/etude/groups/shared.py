@@ -284,9 +284,9 @@ class SharedModelGroup:
             return now
         status = await self.jobs.status(ref)
         require_completed(ref, status)
-        made, is_hosted = status.version, isinstance(self.jobs.adapter, OpenAiJobs)
+        version, is_hosted = status.version, isinstance(self.jobs.adapter, OpenAiJobs)
         # After `set_state` with the job's model, the engine already samples from it.
-        if not is_hosted or made is None or now is None or made.location != now.location:
+        if not is_hosted or version is None or now is None or version.location != now.location:
             await self.jobs.adopt(ref, status)
         await self._keep(self._state.model_copy(update={"version": self.jobs.version}))
         return self.jobs.version

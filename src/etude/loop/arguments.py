@@ -341,18 +341,18 @@ def _live_evaluator(reward: Any) -> LiveEvaluatorConfig:
 def tools_configs(tools: Any) -> dict[str, Any]:
     """Return the tool sets of a config: a mapping has their names, and functions become the set `tools`."""
     sets = tools if isinstance(tools, Mapping) and "_type" not in tools else {"tools": tools}
-    made: dict[str, Any] = {}
+    tool_sets: dict[str, Any] = {}
     for name, each in sets.items():
         if isinstance(each, Mapping | ToolsConfig):
-            made[str(name)] = dict(each) if isinstance(each, Mapping) else each
+            tool_sets[str(name)] = dict(each) if isinstance(each, Mapping) else each
             continue
         if not (callable(each) or isinstance(each, Iterable)):
             raise RequestError(f"tools are Python functions, or entries of `tools`, found {each!r:.80}")
         functions = [each] if callable(each) else list(each)
         paths = [_import_path(function) for function in functions]
         live = LiveToolsConfig(name=f"{len(functions)} functions", value=functions)
-        made[str(name)] = {"_type": "functions", "functions": paths} if all(paths) else live
-    return made
+        tool_sets[str(name)] = {"_type": "functions", "functions": paths} if all(paths) else live
+    return tool_sets
 
 
 def dataset_config(examples: Any) -> DatasetConfig | dict[str, Any] | str:

@@ -284,8 +284,8 @@ class Bookkeeper:
         """Record an epoch. `outcome` has the other fields of its entry."""
         self.collections.targets.epoch_over(is_empty="skipped" in outcome and not self.history.trained_epochs)
         outcome = {"curriculum_state": finite(self.trainer.get_curriculum_state()), **outcome}
-        made = EpochEntry(epoch=epoch + 1, metrics=metrics, version=self.model.version, **outcome)
-        entry = await self.add(made)
+        unrecorded = EpochEntry(epoch=epoch + 1, metrics=metrics, version=self.model.version, **outcome)
+        entry = await self.add(unrecorded)
         self.collections.forget(epoch)
         self.built.pop(epoch, None)
         return entry

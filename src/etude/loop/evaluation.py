@@ -178,7 +178,7 @@ async def evaluate(
             for name in opponents:
                 cast("OpponentPool", innermost(runtime.engines[name])).outside = _origin(version).version
         llm: Any = config.llms.get(config.finetuning.target_model or "")
-        own = getattr(llm, "model", None) or getattr(llm, "model_name", None) or "the config's models"
+        model = getattr(llm, "model", None) or getattr(llm, "model_name", None) or "the config's models"
         examples = runtime.validation_examples or runtime.examples
         if logged := next((one for one in examples if isinstance(one, LoggedExample)), None):
             raise RequestError(
@@ -188,7 +188,7 @@ async def evaluate(
         evaluation = await measure(
             runtime,
             examples,
-            model=str(own if version is None else version),
+            model=str(model if version is None else version),
             repeat=request.repeat,
             greedy=request.greedy,
         )

@@ -73,8 +73,8 @@ def config_to_resume(run: Path, overrides: Iterable[str | Override]) -> Config:
 def storage_options(overrides: Iterable[str | Override]) -> dict[str, Any]:
     """Return the options of a storage driver from overrides, for a run whose config is in that storage."""
     changes = map(read_override, overrides)
-    own = [each for each in changes if each.path[:2] == ("storage", "options")]
-    config = parse_config({"storage": {"address": "file:///"}}, own)
+    storage_options = [each for each in changes if each.path[:2] == ("storage", "options")]
+    config = parse_config({"storage": {"address": "file:///"}}, storage_options)
     return {} if config.storage is None else config.storage.options
 
 
@@ -220,15 +220,15 @@ def _make_recovery(
     history: History, damage: Sequence[str], epoch: int, version: ModelVersion | None, *, keeps_warm_up: bool
 ) -> Recovery:
     later = [entry for entry in history.epochs if entry.epoch > epoch]
-    made = {entry.version.number: entry.version for entry in later if entry.version is not None}
+    versions = {entry.version.number: entry.version for entry in later if entry.version is not None}
     if history.start is not None and not keeps_warm_up:
-        made[history.start.number] = history.start
+        versions[history.start.number] = history.start
     return Recovery(
         epoch=epoch,
         back_to=version,
         keeps_warm_up=keeps_warm_up,
         damage=tuple(damage),
-        lost=tuple(made[number] for number in sorted(made) if number > (version or _BASE).number),
+        lost=tuple(versions[number] for number in sorted(versions) if number > (version or _BASE).number),
         epochs=tuple(entry.epoch for entry in later),
     )
 
@@ -245,17 +245,17 @@ def check_journal(run: Path) -> list[str]:
 def check_files(run: Path) -> list[str]:
     """Return how the versions of a run are damaged, in clauses that name the files. Raises StoreError."""
     with RunLock(run / LOCK):
-        made = sorted(path for path in (run / "bases").glob("*") if path.is_dir())
+        stored_folders = sorted(path for path in (run / "bases").glob("*") if path.is_dir())
         stored = sorted((run / "checkpoints").rglob("v*"))
-        made += [path for path in stored if path.is_dir() and _VERSION.fullmatch(path.name)]
+        stored_folders += [path for path in stored if path.is_dir() and _VERSION.fullmatch(path.name)]
         for target, history in read_histories(run).items():
             # Versions of adapters other than `local` are not here.
             if trained_parts(stored_data(run, required=False), target)["backend"] == "local":
                 for version in (history.start, last_version(history)):
                     folder = stored_at(run, version) if version is not None and version.number else None
                     if folder is not None:
-                        made.append(folder)
-        folders = dict.fromkeys(made)
+                        stored_folders.append(folder)
+        folders = dict.fromkeys(stored_folders)
         # With the model's name, if several are trained.
         names = [f"{folder.parent.relative_to(run)}/".removeprefix("checkpoints/") for folder in folders]
         named = zip(names, folders, strict=True)

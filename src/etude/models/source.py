@@ -45,10 +45,10 @@ def locate(source: str | Path) -> str:
     if cached is None and name == PACKAGED and packaged_folder().is_dir():
         return str(packaged_folder())
     if cached is None:
-        made = "; make it with: python -m etude.models.packaged (in a checkout: make real-model)"
+        remedy = "; make it with: python -m etude.models.packaged (in a checkout: make real-model)"
         raise RequestError(
             f"there is no folder '{name}' and no such model in the cache of the Hugging Face hub, "
-            f"and the hub cannot be reached: {why}{made if name == PACKAGED else ''}"
+            f"and the hub cannot be reached: {why}{remedy if name == PACKAGED else ''}"
         )
     return str(cached)
 

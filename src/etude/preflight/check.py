@@ -94,9 +94,9 @@ async def check_config(config: Config, *, play: int = 0) -> tuple[Findings, RunE
                     findings.ok("storage", await probe(config.storage))
             await _check_models(builder, findings)
             for name, block in target_blocks(finetuning).items() if finetuning.enabled else ():
-                own = builder if name is None else TargetBuilder(builder, name)
+                target_builder = builder if name is None else TargetBuilder(builder, name)
                 what = f"training {name}" if name else "training"
-                await _check_training(own, what, block, examples, findings)
+                await _check_training(target_builder, what, block, examples, findings)
     if not finetuning.enabled:
         findings.warn("finetuning", "not enabled: `etude train` needs `finetuning.enabled: true`")
     check_spending(config, findings)
@@ -203,8 +203,8 @@ async def _check_models(builder: Builder, findings: Findings) -> None:
             require_local_extra()
             from etude.preflight.local_model import check_local_model
 
-            own = [block for block in blocks if block.enabled and block.target_model == name]
-            adapters = [config.trainer_adapters.get(block.trainer_adapter or "") for block in own]
+            trained_blocks = [block for block in blocks if block.enabled and block.target_model == name]
+            adapters = [config.trainer_adapters.get(block.trainer_adapter or "") for block in trained_blocks]
             adapter = next((each for each in adapters if isinstance(each, LocalAdapterConfig)), None)
             with tempfile.TemporaryDirectory() as scratch:
                 base = llm.model

@@ -83,11 +83,11 @@ async def run_demo(
         copy_example(name, folder)
         await _make_base(folder, seed, progress)
     output_dir = json.dumps(str(folder / "runs"), ensure_ascii=False)
-    own = [f"finetuning.seed={seed}", f"finetuning.output_dir={output_dir}"]
-    config = load_config(folder / "config.yml", own)
+    overrides = [f"finetuning.seed={seed}", f"finetuning.output_dir={output_dir}"]
+    config = load_config(folder / "config.yml", overrides)
     with new_run(config, "training") as run:
         await train_in(
-            load_config(folder / "config.yml", [*own, *training_overrides]), run, progress=progress
+            load_config(folder / "config.yml", [*overrides, *training_overrides]), run, progress=progress
         )
         trained = choose_version(run.path, LAST)
         validations = read_histories(run.journal)[None].validations

@@ -97,8 +97,8 @@ def check_spending(config: Config, findings: Findings) -> None:
     with findings.catch_errors("budget"):
         require_bounded(config.llms, config.budget)
         for name, price in find_prices(config.llms).items():
-            each = f"${price.prompt:g} for a million prompt tokens, ${price.completion:g} sampled"
-            findings.ok(f"price of {name}", each)
+            price_text = f"${price.prompt:g} for a million prompt tokens, ${price.completion:g} sampled"
+            findings.ok(f"price of {name}", price_text)
         for name in unpriced_models(config.llms):
             remedy = f"to give its price: {how_to_price(name)}"
             findings.warn(f"price of {name}", f"not known, and tokens alone are counted; {remedy}")

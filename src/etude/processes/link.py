@@ -251,10 +251,10 @@ def encode_request(request: ChatRequest, model: str, number: int, known: CallCac
     sent: list[Any] = []
     for call in request.earlier:
         if id(call.completion) not in numbers:
-            each = -1 - len(known) - len(sent)  # Requested calls have numbers from 0.
-            sent.append([each, encode_call(call, _last_call(earlier, known))])
-            known[each] = call
-            numbers[id(call.completion)] = each
+            call_number = -1 - len(known) - len(sent)  # Requested calls have numbers from 0.
+            sent.append([call_number, encode_call(call, _last_call(earlier, known))])
+            known[call_number] = call
+            numbers[id(call.completion)] = call_number
         earlier.append(numbers[id(call.completion)])
     asked = Call(0, "", model, replace(request, earlier=(), on_delta=None))
     return {

@@ -288,17 +288,17 @@ async def open_runner(
     at_head = [
         name for name in models if name in given or not isinstance(innermost(models[name]), PortableEngine)
     ]
-    patience = seconds + _GRACE_SECONDS
-    head = Head(run.journal, models, frozenset(at_head), patience, ledger)
+    head = Head(run.journal, models, frozenset(at_head), seconds + _GRACE_SECONDS, ledger)
     scorer = await build_scorer(builder, run.journal)
     runners = number_of_runners(config)
-    each = -(-general.max_concurrency // runners)
+    episodes_per_runner = -(-general.max_concurrency // runners)
     where: Launcher = launcher or LocalLauncher()
     sent = config_to_json(config, over_network=bool(where.address), at_head=at_head)
     build: dict[str, Any] = {"config": sent, "run": str(run.path), "models": [*models], "at_head": at_head}
     build["reserves_calls"] = ledger.reserves_calls
-    logs = run.path / LOGS
-    async with RunnerPool(head, where, scorer, build, logs=logs, runners=runners, episodes_each=each) as pool:
+    async with RunnerPool(
+        head, where, scorer, build, logs=run.path / LOGS, runners=runners, episodes_each=episodes_per_runner
+    ) as pool:
         yield pool
 
 

@@ -122,13 +122,13 @@ def _models(parts: Parts) -> list[ModelStatus]:
         calls = [runner.calls for runner in runners if runner.is_alive]
     models = []
     for name, engine in parts.engines.items():
-        own = [each[name] for each in calls if name in each]
+        figures = [each[name] for each in calls if name in each]
         models.append(
             ModelStatus(
                 name=name,
                 version=engine.version,
-                waiting=sum(count for count, _ in own),
-                oldest=max((age for _, age in own), default=None),
+                waiting=sum(count for count, _ in figures),
+                oldest=max((age for _, age in figures), default=None),
             )
         )
     return models

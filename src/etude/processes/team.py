@@ -86,9 +86,9 @@ class MemberProgram(Program):
             **{"MASTER_ADDR": name, "MASTER_PORT": port, "OMP_NUM_THREADS": threads},
         }
         member = [self.rank, host, str(self.folder), self.mark]
-        said = json.dumps([member, self.module, self.arguments])
+        arguments = json.dumps([member, self.module, self.arguments])
         variables = {name: str(value) for name, value in environment.items()} | dict(self.environment)
-        return replace(python_command(__name__, said), environment=variables, address=address)
+        return replace(python_command(__name__, arguments), environment=variables, address=address)
 
 
 class TeamRun:

@@ -265,8 +265,8 @@ class Episode:
         """Run another program to its end, such as a coding agent that uses this episode's model.
 
         It works in `cwd`, or in `folder`, with an empty home. Its environment has only what programs need to
-        run, the variables of `endpoint.environment`, and `env`. It is stopped after `timeout` seconds. All
-        processes that it has started end with it. Its status and output are noted.
+        run, the variables of `endpoint.environment`, and `env`. It is stopped after `timeout` seconds. Its
+        process group ends with it. Its status and output are noted.
 
         Raises EpisodeError if it cannot be started, and with `check` if it fails or is stopped.
         """

@@ -216,8 +216,8 @@ def list_messages(item: EvalInputItem) -> list[Message]:
     If a call does not continue the call before it, a message with the role `conversation` precedes it. The
     model's thinking is not shown.
     """
-    said = [] if item.episode is None else _conversations(item.episode)
-    messages = [{key: value for key, value in each.items() if key != "reasoning_content"} for each in said]
+    turns = [] if item.episode is None else _conversations(item.episode)
+    messages = [{key: value for key, value in each.items() if key != "reasoning_content"} for each in turns]
     if not messages or messages[-1].get("content") != item.output_obj:
         messages.append({"role": "output", "content": item.output_obj})
     return messages

@@ -134,10 +134,10 @@ class FunctionTools:
     """The program manages a function's memory."""
 
     def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
-        made = [PythonFunction(fn) for fn in functions]
-        self.tools: tuple[Tool, ...] = tuple(function.tool for function in made)
-        self._functions = {function.name: function for function in made}
-        for name, count in Counter(function.name for function in made).items():
+        tools = [PythonFunction(fn) for fn in functions]
+        self.tools: tuple[Tool, ...] = tuple(function.tool for function in tools)
+        self._functions = {function.name: function for function in tools}
+        for name, count in Counter(function.name for function in tools).items():
             if count > 1:
                 raise RequestError(f"two of the functions are called '{name}'; each tool needs its own name")
 

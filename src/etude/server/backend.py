@@ -115,12 +115,12 @@ class VllmBackend(Backend):
         )
         self._device = device.type
         names = _CPU_CORES if device.type == "cpu" else _GPUS
-        each = [
+        on_devices = [
             replace(options, folder=self._folder / str(number), device=own, environment={names: own})
             for number, own in enumerate(settings.vllm_device)
         ]
         placed = [replace(options, folder=self._folder / str(number)) for number in range(settings.samplers)]
-        self._processes = VllmProcesses([VllmProcess(own) for own in each or placed or [options]])
+        self._processes = VllmProcesses([VllmProcess(own) for own in on_devices or placed or [options]])
         self._numbers = count(1)
         self._exits = contextlib.ExitStack()
         self._loads_in_place = False

@@ -115,8 +115,8 @@ class MethodBody(BaseModel, extra="allow"):
         given = self.model_extra or {}
         if wrong := sorted(given.keys() - {self.type}):
             raise ValueError(f"the method is {self.type}, but there are options for {', '.join(wrong)}")
-        asked = {name: part or {} for name, part in given.items()}
-        for options in TypeAdapter(dict[str, _MethodOptions]).validate_python(asked).values():
+        parts = {name: part or {} for name, part in given.items()}
+        for options in TypeAdapter(dict[str, _MethodOptions]).validate_python(parts).values():
             options.hyperparameters.require_options(algorithm_type(self.type))
             self._asked = options.hyperparameters
         return self

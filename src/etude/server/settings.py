@@ -118,19 +118,19 @@ def training_processes(settings: ServerSettings) -> int:
 
     Raises RequestError if the number exceeds the GPUs to train on.
     """
-    asked = settings.training_processes
+    processes = settings.training_processes
     if settings.on is not None:
-        return asked or 1
+        return processes or 1
     import torch
 
     # None on the CPU, which any number of processes can share.
     gpus = None if settings.device == "cpu" else 1
     if settings.device in ("auto", "cuda"):
         gpus = torch.cuda.device_count() or (1 if torch.backends.mps.is_available() else None)
-    if asked is not None and asked > 1 and gpus is not None and asked > gpus:
+    if processes is not None and processes > 1 and gpus is not None and processes > gpus:
         there = "one device" if gpus == 1 else f"{gpus} GPUs"
         raise RequestError(
-            f"--training-processes {asked} is too many: --device {settings.device} is {there} here; leave it "
-            "out, or train with --device cpu"
+            f"--training-processes {processes} is too many: --device {settings.device} is {there} here; leave "
+            "it out, or train with --device cpu"
         )
-    return asked or gpus or 1
+    return processes or gpus or 1

@@ -268,10 +268,10 @@ class TrackerReader:
                 self._is_open = False
                 text, kind = first_line(error), type(error).__name__
                 self.error = text if isinstance(error, EtudeError) else f"{kind}: {text}" if text else kind
-                told = (
+                warning_text = (
                     f"{self.title} accepts no records: {self.error}. The run continues, and sends them later"
                 )
-                self._say_once(told, warning=True)
+                self._say_once(warning_text, warning=True)
                 if isinstance(error, RequestError):
                     break  # Another try would fail in the same way.
 

@@ -130,8 +130,8 @@ def read_facts(path: Path, *, required: bool = False) -> RunFacts:
     parts = trained_parts(settings)
     targets = value_at(settings, ("finetuning", "targets"))
     for key in ("method", "backend") if targets else ():
-        own = (trained_parts(settings, target)[key] for target in targets)
-        parts[key] = ", ".join(filter(None, dict.fromkeys(own))) or None
+        parts_of_targets = (trained_parts(settings, target)[key] for target in targets)
+        parts[key] = ", ".join(filter(None, dict.fromkeys(parts_of_targets))) or None
     in_use_by = lock_holder(path / LOCK)
     ended = end_of_run(states)
     result = None if ended is None else ended.result
@@ -307,11 +307,11 @@ def _numbered_version(wish: str, history: History, run: Path) -> ModelVersion:
 
 def describe_kept(run: Path, history: History) -> str | None:
     """Return which trained versions are on the disk, in words. None if all are, or a backend has them."""
-    made = {one.number: one for entry in history.trained_epochs if (one := entry.version) is not None}
-    folder = stored_at(run, made[max(made)]) if made else None
-    if folder is None or made.keys() <= set(kept := _kept_in(folder.parent)):
+    versions = {one.number: one for entry in history.trained_epochs if (one := entry.version) is not None}
+    folder = stored_at(run, versions[max(versions)]) if versions else None
+    if folder is None or versions.keys() <= set(kept := _kept_in(folder.parent)):
         return None
-    return f"{_list_numbers(number for number in kept if number in made)} of {len(made)} versions"
+    return f"{_list_numbers(number for number in kept if number in versions)} of {len(versions)} versions"
 
 
 def _kept_in(folder: Path) -> list[int]:

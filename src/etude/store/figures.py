@@ -128,8 +128,8 @@ def versions_to_keep(history: History, count: int) -> list[ModelVersion]:
 
 def versions_made(history: History) -> list[int]:
     """Return the numbers of the versions that were made, oldest first: the warm-up's and the epochs'."""
-    made = (history.start, *(entry.version for entry in history.trained_epochs))
-    return [version.number for version in made if version is not None]
+    versions = (history.start, *(entry.version for entry in history.trained_epochs))
+    return [version.number for version in versions if version is not None]
 
 
 def _location(version: ModelVersion) -> str:
@@ -218,9 +218,9 @@ class Summary(BaseModel, frozen=True):
             base = "" if last.number else ", the base model: nothing was trained"
             yield "last version", f"v{last.number}{base or _location(last)}"
         if not self.is_measured:
-            of = "" if last is None else f" of v{last.number}"
+            version_suffix = "" if last is None else f" of v{last.number}"
             how = "" if validated else f": no validation of held-out examples ({VALIDATION_KEY}) was run"
-            yield "not measured", f"nothing was measured after the last update{of}{how}"
+            yield "not measured", f"nothing was measured after the last update{version_suffix}{how}"
 
     def as_json(self) -> dict[str, Any]:
         """Return the summary as `etude runs show --json` has it."""
@@ -257,15 +257,15 @@ def summary_in(by_target: Mapping[str | None, History], run_id: str, num_epochs:
     targets = {str(name): summarize(history, num_epochs) for name, history in by_target.items()}
     trained = {entry.epoch for history in by_target.values() for entry in history.trained_epochs}
     skipped = {entry.epoch for history in by_target.values() for entry in history.epochs} - trained
-    own = targets.items()
+    summaries = targets.items()
     return Summary(
         run_id=run_id,
         epochs_trained=len(trained),
         epochs_skipped=len(skipped),
-        measured_on=VALIDATION if any(each.measured_on == VALIDATION for _, each in own) else TRAINING,
+        measured_on=VALIDATION if any(each.measured_on == VALIDATION for _, each in summaries) else TRAINING,
         is_measured=all(each.is_measured for each in targets.values()),
-        warnings=[f"{name}: {text}" for name, each in own for text in each.warnings],
-        stopped=next((f"{name}: {each.stopped}" for name, each in own if each.stopped), None),
+        warnings=[f"{name}: {text}" for name, each in summaries for text in each.warnings],
+        stopped=next((f"{name}: {each.stopped}" for name, each in summaries if each.stopped), None),
         targets=targets,
     )
 

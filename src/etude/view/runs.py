@@ -40,7 +40,7 @@ def run_page(request: Request) -> Response:
     models = []
     for name, history in histories.items():
         validations = {entry.epoch: entry for entry in history.validations}
-        own = facts.summary.targets.get(name or "")
+        summary = facts.summary.targets.get(name or "")
         first = "before training" if history.base is None else "after the warm-up"
         rows = [
             (
@@ -53,7 +53,7 @@ def run_page(request: Request) -> Response:
         ]
         model = {
             "name": name,
-            "lines": () if own is None else own.lines(),
+            "lines": () if summary is None else summary.lines(),
             "charts": list_charts(history),
             "rows": rows,
             "starts": {first: validations.get(0), "the base model, before the warm-up": history.base},

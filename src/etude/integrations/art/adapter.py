@@ -324,10 +324,10 @@ def _problem(job: ArtJob, step: int, progress: ArtProgress, error: ArtError | No
     if step == job.before:
         if error is not None:
             return str(error)
-        of = f" of {progress.total}" if progress.total else ""
+        out_of = f" of {progress.total}" if progress.total else ""
         return (
-            f"the server ended the job after {progress.steps}{of} gradient steps, and the model is still at "
-            f"step {step}"
+            f"the server ended the job after {progress.steps}{out_of} gradient steps, and the model is still "
+            f"at step {step}"
         )
     if step != job.before + 1:
         return f"the model went from step {job.before} to {step}: something else trains it as well"

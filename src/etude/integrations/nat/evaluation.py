@@ -97,8 +97,8 @@ class NatEvaluator(Evaluator):
         error = output.error
         if error is None and isinstance(output.reasoning, dict):
             # The toolkit's mark for an evaluator that raised. Other evaluators may have a key `error` too.
-            said = str(output.reasoning.get("error"))
-            error = said if said.startswith("Evaluator error: ") else None
+            reason = str(output.reasoning.get("error"))
+            error = reason if reason.startswith("Evaluator error: ") else None
         return EvalOutputItem.model_construct(
             id=item.id,
             generation=item.generation,
