@@ -151,7 +151,7 @@ async def _run(policy: Policy, stage: Stage, seed: int, on_check: OnCheck) -> St
     bounds = [("at least", stage.at_least), ("at most", stage.at_most)]
     wanted = " and ".join(f"{word} {bound:g}" for word, bound in bounds if bound is not None)
     raise TrainingError(
-        f"warm-up stage '{stage.name}' did not get where it should: after {stage.max_steps} steps {what} is "
+        f"warm-up stage '{stage.name}' did not reach its goal: after {stage.max_steps} steps {what} is "
         f"{value:.3f}, and should be {wanted}; ask for less, take a larger model, or raise max_steps"
     )
 

@@ -59,7 +59,7 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_158,
+    "lines of source": 54_156,
     "modules": 244,
     "lines of tests": 44_349,
     "benchmark files": 12,

@@ -23,7 +23,7 @@ def questions(held_out: bool = False) -> Iterator[dict[str, str]]:
 
 
 def careless(examples: Sequence[etude.Example], seed: int) -> Iterator[dict[str, Any]]:
-    """Conversations of an agent that often guesses in place of using the calculator, mistypes or misreads."""
+    """Conversations of an agent that often guesses instead of using the calculator, mistypes or misreads."""
     rng = generator(seed, "transcripts")
     for _ in range(TRANSCRIPTS):
         left, word, right = rng.choice(examples).inputs["question"][:-1].split()[2:]

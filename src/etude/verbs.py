@@ -120,7 +120,7 @@ async def train_async(
         examples: A list of dicts or Examples, a data frame, a dataset, or a file.
         validation: Held-out examples, in the same forms.
         model: A name on the Hugging Face hub, a folder, or an entry of `llms` as a dict or config.
-        models: Several models by name, in the same forms; for a protocol, by the names of its agents.
+        models: Several models by name, in the same forms; for a protocol, under its agents' names.
         targets: The models to train: their names, or for each name a dict with `reward`, `algorithm`,
             `backend` and the keys of `finetuning.targets`.
         algorithm: An instance of a TrajectoryBuilderConfig, such as `etude.Grpo(group=8)`, a name, or a dict.
@@ -363,7 +363,7 @@ class EvaluationRunConfig(DataModel, arbitrary_types_allowed=True):
 
 @dataclass
 class EvaluationRun:
-    """One evaluation, in a new run folder, by the names of the NeMo Agent Toolkit."""
+    """One evaluation, in a new run folder, under the NeMo Agent Toolkit's names."""
 
     config: EvaluationRunConfig
 
@@ -386,7 +386,7 @@ class EvaluationRun:
 
 def _request(version: RunVersion | None, repeat: int, greedy: bool) -> EvaluationRequest:
     if not 1 <= repeat <= 10_000:
-        raise RequestError(f"repeat is 1 to 10,000, found {repeat!r}")
+        raise RequestError(f"repeat must be 1 to 10,000, found {repeat!r}")
     which: dict[str, Any] = {}
     if version is not None:
         which = {"run": str(version.run), "version": version.number, "target": version.target}

@@ -184,7 +184,7 @@ def test_what_the_template_writes_is_learned(template: str, answer: dict[str, An
 
 
 def test_a_conversation_that_begins_with_the_assistant_says_what_to_do() -> None:
-    with pytest.raises(RequestError, match=r"user before it, .*weight 0"):
+    with pytest.raises(RequestError, match=r"message before it, .*weight 0"):
         check(CHATML, LAST, user("and 2?"), LAST)
     check(CHATML, LAST | {"weight": 0}, user("and 2?"), LAST)
 

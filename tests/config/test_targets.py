@@ -165,7 +165,7 @@ def test_a_file_is_found_beside_the_config_and_a_missing_one_matters_in_training
     ("line", "problem"),
     [
         ("{", r"t\.jsonl:2:1: broken JSON"),
-        ('{"messages": [{"role": "user", "content": "x"}]}', r"t\.jsonl:2: .*role assistant"),
+        ('{"messages": [{"role": "user", "content": "x"}]}', r"t\.jsonl:2: .*assistant message"),
         ('{"talk": 1}', r"t\.jsonl:2: messages: Field required"),
     ],
 )

@@ -143,7 +143,7 @@ async def test_a_process_that_does_not_start_stops_the_others(source, tmp_path):
         await processes.start(str(source))
     assert processes.processes[0].pid is None
     engine = make_engine(processes, source, source)
-    with pytest.raises(EngineAway, match="does not run"):
+    with pytest.raises(EngineAway, match="is not running"):
         await ask(engine, "stopped")
     await engine.close()
 

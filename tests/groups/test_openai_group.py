@@ -550,7 +550,7 @@ async def test_an_agent_that_plays_no_protocol_needs_rewards_for_grpo(make):
     with pytest.raises(RequestError, match=r"'train/1/e/0' is None, .*; give it in `rewards`"):
         await group.create_grpo_fine_tune_job({"agent": records})
     for reward in (float("inf"), float("nan"), "high", None, [1.0], 10**400):
-        with pytest.raises(RequestError, match=r"reward of episode 'train/1/e/0' .*no finite"):
+        with pytest.raises(RequestError, match=r"reward of episode 'train/1/e/0' .*not a finite"):
             await group.create_grpo_fine_tune_job({"agent": records}, {records[0].id: reward})
     rewards = {record.id: float(record.generation) for record in records}
     await group.create_grpo_fine_tune_job({"agent": records}, rewards)

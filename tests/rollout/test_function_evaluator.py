@@ -145,7 +145,7 @@ async def test_scores_of_a_group_are_in_the_order_of_its_episodes() -> None:
         ("1", 2, 0.2),
     ]
     outputs = await evaluate(Ordered(0, 2, 1), items, 5.0)
-    assert all("generation 2 in place of 1" in (one.error or "") for one in outputs)
+    assert all("generation 2 instead of 1" in (one.error or "") for one in outputs)
 
 
 async def test_an_evaluator_may_be_written_with_def() -> None:

@@ -83,7 +83,7 @@ LINE = json.dumps({"messages": [ASK, YES]})
         ("", "train.jsonl has no lines"),
         (f"{LINE}\n{{", "train.jsonl, line 2: not JSON"),
         (f"{LINE}\n\n[1]", "line 3: .*`trajectories`"),
-        (f"{LINE}\n{json.dumps({'messages': [ASK]})}", "line 2: .* role assistant"),
+        (f"{LINE}\n{json.dumps({'messages': [ASK]})}", "line 2: .* assistant message"),
         (f"{LINE}\n" + LINE.replace("assistant", "robot"), r"line 2: messages\[1\]\.role"),
         (f"{LINE}\n{json.dumps(dpo(1)[0])}", "line 2: .* dpo, .* supervised"),
         (json.dumps({"trajectories": [{"turns": [], "reward": 1}]}), r"line 1: trajectories\[0\]\.turns"),

@@ -238,7 +238,7 @@ def algorithm_type(name: Method) -> type[Algorithm]:
     algorithm = registry.lookup("trajectory_builders", name).config_type
     if not issubclass(algorithm, Algorithm):
         raise RequestError(
-            f"'{name}' is no algorithm: {algorithm.__qualname__} does not inherit from etude.Algorithm"
+            f"'{name}' is not an algorithm: {algorithm.__qualname__} does not inherit from etude.Algorithm"
         )
     return algorithm
 
@@ -254,7 +254,7 @@ def load_algorithms(paths: Sequence[str]) -> None:
     for path in paths:
         algorithm = import_object(path)
         if not (isinstance(algorithm, type) and issubclass(algorithm, Algorithm)):
-            raise RequestError(f"'{path}' is no algorithm: a class that inherits from etude.Algorithm")
+            raise RequestError(f"'{path}' is not a class that inherits from etude.Algorithm")
 
 
 def make_algorithm(name: Method, options: Mapping[str, Any] | None = None) -> Algorithm:

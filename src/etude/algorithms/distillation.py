@@ -48,7 +48,7 @@ class Distillation(Grpo, name="distillation"):
             super().check()
             return
         if self.cut_off_penalty:
-            raise RequestError("cut_off_penalty is taken from the reward, and reward_weight is 0: set it too")
+            raise RequestError("cut_off_penalty changes only the reward, and reward_weight is 0: set it too")
 
     async def check_run(self, runtime: Runtime) -> None:
         """Raise RequestError for logged chats, and for a teacher that cannot teach the trained model. One
@@ -122,8 +122,8 @@ class Distillation(Grpo, name="distillation"):
             own, others = (each.codec.tokenizer.get_vocab() for each in (pupil, policy))
             if own != others:
                 raise RequestError(
-                    f"distillation: '{self.teacher}' has another tokenizer than '{runtime.target_model}' "
-                    f"({len(others)} and {len(own)} tokens); a teacher needs the same"
+                    f"distillation: '{self.teacher}' has a different tokenizer from '{runtime.target_model}' "
+                    f"({len(others)} and {len(own)} tokens); a teacher needs the same one"
                 )
         return engine, policy
 

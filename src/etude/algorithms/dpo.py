@@ -111,7 +111,7 @@ class Dpo(Preferences, name="dpo"):
         super().check()
         if self.compare == "episodes" and self.num_generations == 1:
             raise RequestError(
-                "num_generations: 1 makes groups of one episode, in which there is no pair, so that DPO "
+                "num_generations: 1 makes groups of one episode, in which there is no pair, so DPO "
                 "would learn nothing. Ask for at least 2; 8 is usual."
             )
 

@@ -101,7 +101,7 @@ class Grpo(Algorithm, name="grpo"):
         drops = self.drop_flat_groups and self.skips_idle
         if self.num_generations == 1 and self.credit != "turn" and compares and drops:
             raise RequestError(
-                "num_generations: 1 makes groups of one episode, which have no advantage, so that "
+                "num_generations: 1 makes groups of one episode, which have no advantage, so "
                 f"{self.type_name} would learn nothing. Ask for at least 2; 8 is usual."
             )
 

@@ -102,7 +102,7 @@ def true_decision(scored: ScoredEpisode) -> Sample | None:
     if node.guess is None:
         raise RequestError(
             f"episode {scored.episode.id!r}: the scenario reads no answer of '{node.agent}' as the right "
-            "verdict, so that its guess cannot be replaced; give the scenario a `write_decision`"
+            "verdict, so its guess cannot be replaced; give the scenario a `write_decision`"
         )
     cut = slice(0, last.start)
     return replace(

@@ -207,7 +207,7 @@ class TrainerAdapter(ABC):
             append_json_line(path, {"run_id": ref.run_id, **metrics})
 
     async def current_version(self) -> ModelVersion | None:
-        """Return the weights that the next job starts from, or None if the backend does not tell."""
+        """Return the weights that the next job starts from, or None if the backend does not say."""
         return None
 
     async def restore(self, version: ModelVersion) -> None:  # noqa: B027  # a hook with a sound default

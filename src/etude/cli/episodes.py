@@ -120,7 +120,7 @@ def _show_episode(ids: list[str], run: str | None, output_dir: Path, as_json: bo
         raise RequestError("name one episode: etude episodes show train/1/EXAMPLE/0")
     runs = list_runs(output_dir)
     if run is None and not runs:
-        raise RequestError(f"there are no runs in {output_dir}; another folder is named with --output-dir")
+        raise RequestError(f"there are no runs in {output_dir}; name another folder with --output-dir")
     path = runs[0].absolute() if run is None else find_run(run, output_dir)
     with RunFolder.read(path) as folder:
         text = episode_transcript(folder, ids[0])

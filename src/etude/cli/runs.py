@@ -127,7 +127,7 @@ def compare(
     from etude.store.facts import differing_settings, find_run, paired_differences, read_facts
 
     if len(runs) < 2:
-        raise RequestError("name two runs or more: etude runs compare RUN RUN")
+        raise RequestError("name two or more runs: etude runs compare RUN RUN")
     paths = [find_run(run, output_dir) for run in runs]
     facts = [read_facts(path, required=True) for path in paths]
     settings = differing_settings(paths)

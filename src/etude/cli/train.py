@@ -51,7 +51,7 @@ def train(
     config: ConfigFile,
     override: Overrides = None,
     name: Annotated[str | None, option("Name of the run; chosen by default.")] = None,
-    dataset: Annotated[Path | None, option("Train on this file in place of eval.general.dataset.")] = None,
+    dataset: Annotated[Path | None, option("Train on this file instead of eval.general.dataset.")] = None,
     validation_dataset: Annotated[Path | None, option("Validate on this file of held-out examples.")] = None,
     validation_interval: Annotated[
         int | None, option("Epochs from one validation to the next.", min=1)

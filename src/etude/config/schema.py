@@ -317,7 +317,7 @@ class Config(BaseModel, extra="forbid", frozen=True):
                 text = f"the model '{model}' is trained by the target '{first}' already; "
                 add((*path, "model"), f"{text}give each target an entry of 'llms'")
             if target.offset >= block.num_epochs and block.enabled and not target.frozen:
-                text = f"{target.offset} is beyond the last epoch, so that it is never trained; take fewer,"
+                text = f"{target.offset} is beyond the last epoch, so it is never trained; take fewer,"
                 add((*path, "offset"), f"{text} or raise 'finetuning.num_epochs' ({block.num_epochs})")
         if all(target.frozen for target in block.targets.values()):
             add(("finetuning", "targets"), "all of them are frozen; train one")
@@ -348,5 +348,5 @@ def _check_trained(block: FinetuneConfig, agents: Mapping[str, str | None], prob
         is_sampled = any(model in (None, own.target_model) for model in models.values())
         if block.enabled and not frozen and own.target_model is not None and models and not is_sampled:
             uses = ", ".join(f"{agent}: {model}" for agent, model in models.items())
-            text = f"no agent samples from '{own.target_model}', so that nothing would be trained ({uses}); "
+            text = f"no agent samples from '{own.target_model}', so nothing would be trained ({uses}); "
             problems.add(path, f"{text}name it in 'workflow.policies', or train another model")

@@ -33,7 +33,7 @@ class Example:
         """Convert the id to text. Raises ValueError for an id that names nothing, and for other inputs."""
         object.__setattr__(self, "id", text_id(self.id))
         if not isinstance(self.inputs, Mapping):
-            raise ValueError(f"the inputs of example {self.id!r} are no mapping: {self.inputs!r:.80}")
+            raise ValueError(f"the inputs of example {self.id!r} are not a mapping: {self.inputs!r:.80}")
 
     def copy(self) -> Self:
         """Return a copy for one reader, whose changes reach nobody else. What cannot be copied is shared."""

@@ -29,7 +29,7 @@ def rising(bounds: Bounds) -> Bounds:
     except (TypeError, ValueError, OverflowError):
         is_rising = False
     if not is_rising:
-        raise ValueError(f"bounds are the least score and the most, (-1, 1) say, found {bounds!r:.60}")
+        raise ValueError(f"bounds are the lowest and highest score, as in (-1, 1), found {bounds!r:.60}")
     return low, high
 
 

@@ -75,16 +75,14 @@ class RowMessage(_Row):
     def _says_something(self) -> Self:
         texts = (self.content, self.refusal, self.reasoning_content)
         if all(text is None for text in texts) and not self.tool_calls:
-            raise ValueError("a message needs a content, or tool_calls")
+            raise ValueError("a message needs content or tool_calls")
         own = (self.tool_calls or None, self.weight, self.reasoning_content)
         if self.refusal and message_text(self.to_wire()) != self.refusal:
-            raise ValueError("a message has a content or a refusal, and not both")
+            raise ValueError("a message has either content or a refusal, not both")
         if self.role != "assistant" and any(value is not None for value in own):
-            raise ValueError(
-                "only messages of the role assistant have tool_calls, reasoning_content and a weight"
-            )
+            raise ValueError("only assistant messages have tool_calls, reasoning_content and a weight")
         if self.role == "tool" and self.tool_call_id is None:
-            raise ValueError("a message of the role tool needs its tool_call_id")
+            raise ValueError("a tool message needs its tool_call_id")
         return self
 
     def to_wire(self) -> Message:
@@ -107,7 +105,7 @@ class SupervisedRow(DpoInput):
     @model_validator(mode="after")
     def _teaches_something(self) -> Self:
         if not any(message.role == "assistant" and message.weight != 0 for message in self.messages):
-            raise ValueError("there is no message of the role assistant to learn")
+            raise ValueError("there is no assistant message to learn")
         return self
 
 
@@ -123,7 +121,7 @@ class DpoRow(_Row):
         if any(
             message.role != "assistant" for message in (*self.preferred_output, *self.non_preferred_output)
         ):
-            raise ValueError("both outputs must be messages of the role assistant")
+            raise ValueError("both outputs must be assistant messages")
         return self
 
 

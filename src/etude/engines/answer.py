@@ -107,7 +107,7 @@ def require_room(codec: TextCodec, ids: Sequence[int]) -> None:
         raise ImpossibleCall("the prompt is empty: the model has nothing to continue", param="messages")
     if len(ids) >= codec.max_context:
         raise PromptTooLong(
-            f"the model's context is {codec.max_context} tokens, and the prompt has {len(ids)}; shorten the "
+            f"the model's context is {codec.max_context} tokens, but the prompt has {len(ids)}; shorten the "
             "conversation"
         )
     if (largest := max(ids)) >= codec.vocabulary:

@@ -115,7 +115,7 @@ class EmbeddedEngine(Engine, TokenEngine):
         wanted = self._max_tokens if sampling.max_tokens is None else sampling.max_tokens
         if sampling.min_tokens > wanted:
             raise ImpossibleCall(
-                f"min_tokens is {sampling.min_tokens}, and the answer is cut after {wanted} tokens; ask for "
+                f"min_tokens is {sampling.min_tokens}, but the answer is cut after {wanted} tokens; ask for "
                 "fewer, or for more max_tokens",
                 param="min_tokens",
             )

@@ -217,13 +217,13 @@ def require_bounded(llms: Llms, budget: RunBudget | None) -> None:
     for name, llm in llms.items():
         if budget.usd and name in unpriced:
             raise RequestError(
-                f"budget.usd is set, and what llms.{name} costs is not known: give its price, as in "
+                f"budget.usd is set, but what llms.{name} costs is not known: give its price, as in "
                 f"{how_to_price(name)} (0 where it is your own)"
             )
         if isinstance(llm, OpenAiLlmConfig) and llm.max_tokens is None:
             unit = "usd" if budget.usd else "tokens"
             raise RequestError(
-                f"budget.{unit} is set, and an answer of llms.{name} may have any length: set "
+                f"budget.{unit} is set, but an answer of llms.{name} may have any length: set "
                 f"llms.{name}.max_tokens"
             )
 

@@ -176,7 +176,7 @@ async def base_weights_folder(config: LocalLlmConfig, builder: Builder) -> str |
     if config.tiny is None:
         return str(config.model)
     if builder.run is None:
-        raise RequestError("a model with `tiny` is made in a run folder, and there is no run")
+        raise RequestError("a model with `tiny` is made in a run folder, but there is no run")
     name = next(name for name, llm in builder.config.llms.items() if llm is config)
     folder = base_folder(builder.run.path, name)
     if damage := await asyncio.to_thread(damage_in, folder):

@@ -236,7 +236,7 @@ class OpenAiEngine(Engine):
             headers = {"authorization": f"Bearer {key}", **headers}
         elif config.address == OPENAI_URL:
             raise RequestError(
-                f"model '{config.model_name}' is to be sampled from OpenAI, but there is no API key. "
+                f"model '{config.model_name}' should be sampled from OpenAI, but there is no API key. "
                 "Set OPENAI_API_KEY, or `api_key`, or `base_url` for another endpoint."
             )
         self._client = HttpClient(headers)

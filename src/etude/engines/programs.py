@@ -103,7 +103,7 @@ class Child(Protocol):
         """Wait until it has ended and the log has all output; return how it ended."""
 
     def kill(self) -> None:
-        """Kill it at once, with all processes that it started."""
+        """Kill it at once, with its process group."""
 
     async def end(self, seconds: float) -> None:
         """Ask it to end, kill it after this many `seconds`, and return once it has ended."""
@@ -146,7 +146,7 @@ class LocalChild(Child):
         self.address, self.pid = command.address, process.pid
 
     async def wait(self) -> ProcessEnd:
-        """Wait until it has ended, then kill its guard and the processes that it started."""
+        """Wait until it has ended, then kill its process group, which has its guard."""
         code = await self._process.wait()
         self.kill()
         if self._lifeline is not None:
@@ -399,7 +399,7 @@ class ProgramFolder:
     async def run(
         self, command: Sequence[str], cwd: Path, env: Mapping[str, str], text: str, limit: float | None
     ) -> ProgramResult:
-        """Run a program to its end or for `limit` seconds, and kill all processes that it has started.
+        """Run a program to its end or for `limit` seconds, and kill its process group.
 
         It also ends with this process, however that ends. Raises EpisodeError if it cannot be started.
         """

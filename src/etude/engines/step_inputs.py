@@ -154,7 +154,7 @@ class RaggedInputs:
     """Columns that keys and values are written to."""
     groups: list[RowGroup]
     spans: Spans | None = None
-    """How rows attend on CUDA, in place of groups."""
+    """How rows attend on CUDA, instead of groups."""
     repeats: tuple[torch.Tensor, torch.Tensor] | None = None
     """The places of the tokens that differ from all before, and for each token which of them it equals, if
     some are equal: rows whose tokens are the same so far."""

@@ -80,7 +80,7 @@ class VllmProcesses:
         failures = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
         if failures or True not in outcomes:
             await self.remove_lora(name)
-            raise next(iter(failures), EngineError("vLLM does not run"))
+            raise next(iter(failures), EngineError("vLLM is not running"))
 
     async def remove_lora(self, name: str) -> None:
         """Unload LoRA weights everywhere; ignore those that are not loaded."""
@@ -135,7 +135,7 @@ class VllmProcesses:
             async with asyncio.timeout(seconds):
                 while not (ready := self.ready()):
                     if all(process.state in ("stopped", "failed") for process in self.processes):
-                        raise EngineAway("vLLM does not run; /engine/status says why")
+                        raise EngineAway("vLLM is not running; /engine/status says why")
                     async with changed:
                         await changed.wait()
         except TimeoutError as error:

@@ -199,7 +199,7 @@ def grpo_data(rollouts: Rollouts, rewards: Mapping[str, float] | None, model: st
                 reward = _FINITE.validate_python(given)
             except ValidationError as error:
                 raise RequestError(
-                    f"the reward of episode {scored.episode.id!r} is {given!r}, and no finite number; give "
+                    f"the reward of episode {scored.episode.id!r} is {given!r}, not a finite number; give "
                     "it in `rewards`"
                 ) from error
             group = groups.setdefault((agent, scored.episode.example.id), [])

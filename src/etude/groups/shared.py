@@ -317,7 +317,7 @@ class SharedModelGroup:
         known = None if version is None else self.jobs.log.state.versions.get(version.number)
         if version is not None and known is not None and known.version.digest != version.digest:
             raise RequestError(
-                f"version {version.number} of group '{self.group_name}' is {known.version.location}, and in "
+                f"version {version.number} of group '{self.group_name}' is {known.version.location}, but in "
                 f"this state it is {version.location}: is it the state of another group?"
             )
         self._state, self._is_given, self._is_taken_up = state, True, False
@@ -459,7 +459,7 @@ def _by_name(group: str, agents: Iterable[GroupAgent]) -> dict[str, GroupAgent]:
         for setting, value in asdict(first.settings).items():
             if value != (its := getattr(agent.settings, setting)):
                 raise RequestError(
-                    f"group '{group}': agents that share a model must agree on {setting}, and it is "
+                    f"group '{group}': agents that share a model must agree on {setting}, but it is "
                     f"{value!r} for '{first.agent_name}' and {its!r} for '{name}'"
                 )
     if not named:

@@ -33,11 +33,11 @@ _ADVICE: Mapping[str, str] = {
     ),
     "a-part-of-the-reward-is-farmed": (
         "`etude episodes` shows what earns it: give 1 for the whole task and 0 for less, and get the first "
-        "right answers by examples or `warm_up` (tried: 232 of 256 answers right in place of 102)"
+        "right answers by examples or `warm_up` (tried: 232 of 256 answers right instead of 102)"
     ),
     "most-groups-are-flat": (
         "play other examples in their place: `trajectory_builders.NAME.replace_flat_groups: 48` (tried: 16 "
-        "groups to learn from in epoch 4 in place of 8)"
+        "groups to learn from in epoch 4 instead of 8)"
     ),
     "nothing-is-left-to-learn": (
         "take harder examples, or a stricter reward (tried: 0.99 right before training with a reward for any "
@@ -56,7 +56,7 @@ _ADVICE: Mapping[str, str] = {
     ),
     "learner-and-engine-differ": (
         "the gradient is of another policy than the one that acts: write `llms.NAME.dtype: float32` (tried: "
-        "below 1e-7 then, and 0.72 right in place of 0.60, three seeds)"
+        "below 1e-7 then, and 0.72 right instead of 0.60, three seeds)"
     ),
 }
 

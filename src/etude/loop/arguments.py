@@ -425,7 +425,7 @@ def _restore_object(argument: str, stored: Any, value: Any, given: Any) -> None:
     path, known = _named_path(given), _named_path(stored)
     if path is None or str(known) not in (str(path), str(Path(str(path)).absolute())):
         raise RequestError(
-            f"{argument}: the run has another one in its config, and goes on as it was begun; leave it out"
+            f"{argument}: the run has a different one in its config, and continues with that; leave it out"
         )
 
 

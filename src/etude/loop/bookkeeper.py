@@ -141,8 +141,8 @@ class Bookkeeper:
             by_hand = "finish_epoch(epoch, ref, await self.follow_job(epoch, ref))"
             how = "trainer_adapter.wait_until_complete(ref)" if self.follows else by_hand
             raise TrainingError(
-                f"job {running} was not waited for, so that its weights are not sampled from yet. Do that "
-                f"before the next epoch and the next job: `await self.{how}`"
+                f"job {running} was not awaited, so its weights are not in use yet. Await it before the next "
+                f"epoch and the next job: `await self.{how}`"
             )
 
     async def take_up(self) -> None:
@@ -323,7 +323,7 @@ class Bookkeeper:
             self.log.add_soon(MetricsAdded(epoch=entry.epoch, metrics=metrics))
 
     async def add(self, entry: E) -> E:
-        """Record an epoch or a validation with the alarms that hold, in place of an earlier record of it."""
+        """Record an epoch or a validation with the alarms that hold, instead of an earlier record of it."""
         metrics = json_facts(entry.metrics)
         if entry.kind == "epoch":
             metrics |= self._logged.get(entry.epoch - 1, {})

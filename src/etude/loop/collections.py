@@ -102,7 +102,7 @@ class Collections(Evaluation):
     before: Callable[[int], None]
     """Called before each collection for an epoch (from 0); an exception ends the collection."""
     versions: Callable[[], tuple[ModelVersion | None, Sequence[int]]]
-    """Returns the model's version (None: the backend does not tell), and those that epochs made."""
+    """Returns the model's version (None: the backend does not report it), and those that epochs made."""
     ahead: int
     """A job's data may come from weights up to this many updates behind the model's."""
     targets: TargetWatch
@@ -160,7 +160,7 @@ class Collections(Evaluation):
     def check(self, collection: TrajectoryCollection, epoch: int) -> None:
         """Raise TrainingError if an epoch's data comes from weights over `ahead` updates before the model's.
 
-        If the backend does not tell its versions, nothing is checked.
+        If the backend does not report its versions, nothing is checked.
         """
         version, made = self.versions()
         if version is None:
@@ -188,7 +188,7 @@ class Collections(Evaluation):
         if stale := Counter(version for version in sources if version is not None and version not in young):
             listed = ", ".join(f"{count} of version {number}" for number, count in sorted(stale.items()))
             raise TrainingError(
-                f"trajectories of epoch {epoch + 1} hold answers that older weights sampled, where the model "
+                f"trajectories of epoch {epoch + 1} hold answers that older weights sampled, but the model "
                 f"is at version {now}: {listed}. Build them from the episodes that `run_eval` or "
                 "`runtime.evaluation.run` returned in this epoch"
             )

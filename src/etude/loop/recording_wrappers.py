@@ -130,12 +130,12 @@ class RecordedAdapter(RecordedPart):
         """
         if isinstance(ref, Skipped):
             raise TrainingError(
-                f"there is no job to ask after, because nothing was submitted: {ref.reason}. Where `submit` "
-                "returns an `etude.Skipped`, go on with the next epoch"
+                f"there is no job to ask about, because nothing was submitted: {ref.reason}. Where `submit` "
+                "returns an `etude.Skipped`, continue with the next epoch"
             )
         if not hasattr(ref, "run_id"):  # A job's status names it too.
             raise WrongReturnError(
-                f"{type(self._part).__name__} was asked after job {ref!r:.60}, and a TrainingJobRef is "
+                f"{type(self._part).__name__} was asked about job {ref!r:.60}, but a TrainingJobRef is "
                 "expected, as `submit` and `run_epoch` return it (is a `return` missing?)"
             )
         books, log = self._books, self._books.log
@@ -237,8 +237,8 @@ class RecordedTrainer:
             status = await RecordedAdapter(self.adapter, books).status(ref)
             if not status.status.is_final:
                 raise TrainingError(
-                    f"the trainer returned while job {ref.run_id} is '{status.status}'. Await "
-                    "`trainer_adapter.wait_until_complete(ref)` before `run` returns; resume the run to go on"
+                    f"the trainer returned while job {ref.run_id} is '{status.status}'. Await `trainer_"
+                    "adapter.wait_until_complete(ref)` before `run` returns; resume the run to continue"
                 )
         if books.failure is not None:
             raise books.failure

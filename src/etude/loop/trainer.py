@@ -106,7 +106,7 @@ async def submit_epoch(
             jobs.append((member, job))
         elif job is None and epoch in member.bookkeeper.job_counts:
             raise WrongReturnError(
-                f"{type(member).__name__}.run_epoch returned None, and it submitted a job; return what "
+                f"{type(member).__name__}.run_epoch returned None, but it submitted a job; return what "
                 "`submit` returned (is a `return` missing?), and resume the run"
             )
         else:
@@ -308,7 +308,7 @@ class EpochTrainer(Trainer):
     async def get_metrics(self, run_id: str) -> dict[str, Any]:
         """Return the summary, epochs and validations of this run. Raises ValueError for another run's id."""
         if run_id != self.history.run_id:
-            raise ValueError(f"this trainer runs {self.history.run_id!r} and knows nothing of {run_id!r}")
+            raise ValueError(f"this trainer runs {self.history.run_id!r} and does not know {run_id!r}")
         return {
             **summarize(self.history, self.run_config.num_epochs).as_json(),
             "epochs": [{"epoch": entry.epoch, **entry.metrics} for entry in self.history.epochs],

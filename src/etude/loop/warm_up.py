@@ -78,7 +78,7 @@ async def _imitate(books: Bookkeeper, warm_up: WarmUpConfig) -> None:
             return
         say(f"warm-up: {done} of {warm_up.max_steps} steps at most, {show(job.metrics)}")
     raise TrainingError(
-        f"the warm-up on {warm_up.transcripts} did not get where it should: after {done} steps the "
+        f"the warm-up on {warm_up.transcripts} did not reach its goal: after {done} steps the "
         f"{show(jobs[-1].metrics)}, and 'warm_up.until' asks for a {warm_up.until}; ask for less, "
         "take a larger model, or raise max_steps"
     )
@@ -100,8 +100,8 @@ async def _run_job(
         measured |= validation_metrics(output, reward)
     value = measured.get("avg_reward", measured["loss"])
     if until is not None and value is None:
-        missing = "the backend does not tell a loss" if until.loss else "no episode was scored"
-        raise TrainingError(f"the warm-up is to go on until a {until}, and {missing}")
+        missing = "the backend does not report a loss" if until.loss else "no episode was scored"
+        raise TrainingError(f"the warm-up should continue until a {until}, but {missing}")
     is_over = until is None or until.is_reached(value)
     made: dict[str, Any] = {"metrics": finite(measured), "version": books.model.version}
     return WarmUpJob(steps=steps, status=status, is_over=is_over, **made)

@@ -186,8 +186,8 @@ class Rendering:
         if lost is not None:
             role, content = messages[lost].get("role"), str(messages[lost]["content"])
             raise ImpossibleCall(
-                f"the model's chat template leaves out the message of the role {role!r} that begins with "
-                f"{content[:60]!r}; say it in a message of the user, or choose a model whose "
+                f"the model's chat template leaves out the message with the role {role!r} that begins with "
+                f"{content[:60]!r}; say it in a user message, or choose a model whose "
                 "template writes it",
                 param="messages",
             )
@@ -379,7 +379,7 @@ def _plain(message: Message) -> Message:
     """Convert a message's content to text. Raises ImpossibleCall if it has other parts."""
     if not is_text(message):
         raise ImpossibleCall(
-            f"the model takes text only, and a message of the role {message.get('role')!r} has other parts",
+            f"the model takes text only, and a message with the role {message.get('role')!r} has other parts",
             param="messages",
         )
     return {**message, "content": message_text(message)}

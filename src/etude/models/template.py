@@ -271,8 +271,8 @@ def _split_turns(rendering: Rendering, messages: Sequence[Message], tools: Seque
     ]
     if 0 in turns:
         raise RequestError(
-            "the conversation begins with an answer of the assistant, which needs a prompt; put a message of "
-            "the user before it, or give it the weight 0"
+            "the conversation begins with an assistant's answer, which needs a prompt; put a user "
+            "message before it, or give it the weight 0"
         )
     pieces: list[_Piece] = []
     for index in turns:
@@ -347,23 +347,23 @@ def _require_whole(message: Message, where: str, written: str, rendering: Render
     for field, text in said.items():
         if _strip_spaces(text) not in squeezed:
             raise RequestError(
-                f"{where}: the model's chat template does not write all of {field}, so that it would not be "
+                f"{where}: the model's chat template does not write all of {field}, so it would not be "
                 f"learned: {text[:_SHOWN_CHARACTERS]!r}; leave it out, or put it into the content as the "
-                "model is to write it"
+                "model should write it"
             )
     functions = [call["function"] for call in message.get("tool_calls") or ()]
     names = [function["name"] for function in functions]
     for name in names:
         if squeezed.count(_strip_spaces(name)) < names.count(name):
             raise RequestError(
-                f"{where}: the model's chat template does not write all calls of {name!r}, so that they "
+                f"{where}: the model's chat template does not write all calls of {name!r}, so they "
                 "would not be learned; choose a model whose template writes tool calls, or put the calls "
-                "into the content as the model is to write them"
+                "into the content as the model should write them"
             )
     texts = [*said.values(), *(str(function["arguments"]) for function in functions)]
     if ends := next(filter(None, map(rendering.end_pattern.search, texts)), None):
         raise RequestError(
-            f"{where}: it holds {ends[0]!r}, with which the model ends its turn, so that it would learn to "
+            f"{where}: it holds {ends[0]!r}, with which the model ends its turn, so it would learn to "
             "stop there; take it out"
         )
 

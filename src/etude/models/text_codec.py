@@ -128,7 +128,7 @@ def constrained_sampling(request: ChatRequest, template: ChatTemplate) -> Sampli
     if not tools:
         if choice not in ("auto", "none"):
             raise ImpossibleCall(
-                f"tool_choice is {choice}, and the request has no tools", param="tool_choice"
+                f"tool_choice is {choice}, but the request has no tools", param="tool_choice"
             )
         return request.sampling
     is_free = choice == "auto" and request.parallel_tool_calls and not any(map(_is_strict, tools))
@@ -206,7 +206,7 @@ def _text(prefix: str, added: Mapping[str, int], param: str) -> str:
     sign = next((token for token in sorted(added, key=len) if begin.startswith(token)), begin)
     if not sign:
         raise ImpossibleCall(
-            "the model's chat template writes nothing before the names of tools, so that calls cannot be "
+            "the model's chat template writes nothing before the names of tools, so calls cannot be "
             "told from text; use tool_choice auto without strict, or required",
             param=param,
         )

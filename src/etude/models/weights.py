@@ -222,8 +222,8 @@ def write_lora_folder(
         raise StoreError(f"these are not LoRA weights: {odd[0] if odd else 'there are none'}")
     if fused := [name for name in tensors if ".experts." in name]:
         raise StoreError(
-            f"other engines take no LoRA weights on all experts of a layer together ({fused[0]}): name the "
-            "layers of the attention as 'target_modules' of 'lora', or export the merged model"
+            f"other engines do not take LoRA weights on all experts of a layer together ({fused[0]}): name "
+            "the layers of the attention as 'target_modules' of 'lora', or export the merged model"
         )
     config = LoraConfig(
         r=lora.r,

@@ -155,7 +155,7 @@ async def play_some(config: Config, episodes: int, findings: Findings) -> Played
             watch.epoch_over(is_empty=isinstance(builder, Collecting))
         usages, bill = [episode.usage for episode in iter_episodes(run.journal)], load_bill(run.journal)
     if not usages or not bill.lines:
-        raise RequestError("no model was asked in the episodes that were played: there is nothing to measure")
+        raise RequestError("no model was called in the played episodes: there is nothing to measure")
     tokens = estimate([float(usage.prompt_tokens + usage.completion_tokens) for usage in usages])
     error = (tokens.high - tokens.mean) / tokens.mean if tokens.mean else math.inf
     return PlayedEpisodes(len(usages), bill.total, error)

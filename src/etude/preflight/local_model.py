@@ -85,7 +85,7 @@ def _check_template(what: str, policy: Policy, options: Mapping[str, Any], findi
     plain, shown = policy.template.prompt(ChatRequest((question,))).ids, False
     if len(plain) >= policy.max_context:
         fault = f"its context is {policy.max_context} tokens, and a prompt of one word takes {len(plain)}"
-        findings.fail(what, f"{fault}, so that no answer fits; correct its config, or choose another model")
+        findings.fail(what, f"{fault}, so no answer fits; correct its config, or choose another model")
     with contextlib.suppress(EtudeError):
         shown = policy.template.prompt(ChatRequest((question,), tools=(TOOL,))).ids != plain
     if not shown:

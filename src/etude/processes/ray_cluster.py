@@ -103,7 +103,7 @@ def connect(address: str, folder: Path | None) -> None:
         raise RequestError(no_cluster(address, first_line(error))) from error
     except (ValueError, TypeError, RuntimeError) as error:
         raise RequestError(
-            f"Ray cannot connect with {address}, or cannot send '{folder}' to its nodes: "
+            f"Ray cannot connect to {address}, or cannot send '{folder}' to its nodes: "
             f"{first_line(error)}\n"
             "Ray leaves out what a .gitignore in the folder names"
         ) from error

@@ -175,7 +175,7 @@ def _example(config: RowsConfig, where: str, row: Any) -> Example:
         raise DatasetError(f"{where}: a row must be an object with named columns, found {row!r:.80}")
     columns = dict(row)
     if (odd := next((name for name in columns if not isinstance(name, str)), None)) is not None:
-        raise DatasetError(f"{where}: a column has the name {odd!r:.80}; give each column a text as its name")
+        raise DatasetError(f"{where}: a column is named {odd!r:.80}; name each column with text")
 
     def value(name: str) -> Any:
         if name not in columns:

@@ -276,7 +276,7 @@ class Episode:
         environment = {**self.endpoint.environment, **(env or {})}
         for each in (*command, *environment, *environment.values(), input):
             if not isinstance(each, str | Path):
-                raise RequestError(f"episode.run takes texts and paths, found {each!r:.80}; write str(…)")
+                raise RequestError(f"episode.run takes strings and paths, found {each!r:.80}; write str(…)")
         where = self.folder if cwd is None else Path(cwd)
         result = await self.loop.call(self._workplace.run(command, where, environment, input, timeout))
         name = Path(command[0]).name

@@ -450,7 +450,7 @@ async def _evaluate(evaluator: Evaluator, items: Sequence[EvalInputItem]) -> lis
             is_named = isinstance(output, EvalOutputItem) and "generation" in output.model_fields_set
             if len(items) > 1 and is_named and output.generation != item.generation:
                 raise ValueError(
-                    f"evaluate_group returned generation {output.generation} in place of {item.generation}; "
+                    f"evaluate_group returned generation {output.generation} instead of {item.generation}; "
                     "return the scores in the order of the items"
                 )
         return [make_score(*pair, evaluator.bounds) for pair in zip(items, outputs, strict=True)]

@@ -97,7 +97,7 @@ class Judge(Evaluator):
             fenced = _FENCE.fullmatch(answer)
             try:
                 if completion.finish_reason == "length":
-                    raise ValueError("it was cut off at the most tokens allowed")
+                    raise ValueError("it was cut off at its token limit")
                 return parse(fenced[1] if fenced else answer)
             except ValidationError as error:
                 problem = describe_problems(error.errors())[0]

@@ -262,7 +262,7 @@ class Recorder:
         answer. Raises EpisodeError if the episode is over or has made too many calls.
         """
         if not isinstance(function, str):
-            raise RequestError(f"the name of an agent's function is a text, found {function!r:.80}")
+            raise RequestError(f"the name of an agent's function is text, found {function!r:.80}")
         await self._admit()
         model = self.models.choose(model)
         default = self.models.sampling.get(model) or Sampling()

@@ -105,7 +105,7 @@ class FileStore:
 
         Raises ApiError for a wrong line; StoreError.
         """
-        sent: Any = content  # Of a kind with `readinto`, which BinaryIO does not tell.
+        sent: Any = content  # Of a kind with `readinto`, which BinaryIO does not show.
         name = f"file-{content_hash([filename, file_digest(sent, 'sha256').hexdigest()])}"
         content.seek(0)
         method, rows = check_training_file(filename, content, self._codec())

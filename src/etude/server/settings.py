@@ -130,7 +130,7 @@ def training_processes(settings: ServerSettings) -> int:
     if processes is not None and processes > 1 and gpus is not None and processes > gpus:
         there = "one device" if gpus == 1 else f"{gpus} GPUs"
         raise RequestError(
-            f"--training-processes {processes} is too many: --device {settings.device} is {there} here; leave "
-            "it out, or train with --device cpu"
+            f"--training-processes {processes} is too many: --device {settings.device} is {there} here; "
+            "leave it out, or train with --device cpu"
         )
     return processes or gpus or 1

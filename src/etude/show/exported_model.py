@@ -81,7 +81,7 @@ def export_model(wanted: RunVersion, folder: Path, *, lora_only: bool = False) -
         (draft / CARD).write_text(card, encoding="utf-8")
         if names and not {"tokenizer_config.json", CARD} <= names <= {file.name for file in draft.iterdir()}:
             raise RequestError(
-                f"{folder} is there already, and is no such export; choose another folder (the option --out)"
+                f"{folder} already exists, and is no such export; choose another folder (the option --out)"
             )
         for file in draft.iterdir():
             file.chmod((draft / CARD).stat().st_mode)  # safetensors makes files readable by the user only.

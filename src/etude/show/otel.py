@@ -88,7 +88,7 @@ class OtelTracker:
             while batch := [*islice(spans, _SPANS_AT_ONCE)]:
                 if self._exporter.export(batch) is not SpanExportResult.SUCCESS:
                     raise EtudeError(
-                        "the collector did not take the spans; does it run, and does it take OTLP over HTTP?"
+                        "the collector rejected the spans; is it running, and does it accept OTLP over HTTP?"
                     )
 
     def close(self, state: State) -> None:

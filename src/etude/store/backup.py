@@ -196,7 +196,7 @@ class Backup:
                 await probe(self._config)
         except RequestError as error:
             if self.is_new:
-                raise RequestError(f"{error}. Mend that, or begin without: -o storage=null") from error
+                raise RequestError(f"{error}. Fix this, or run without backups: -o storage=null") from error
             self._tell(error)
 
     async def keep(self) -> None:
@@ -414,7 +414,7 @@ def restore_run(text: str, root: Path, options: Mapping[str, Any]) -> Restored:
     path = (root / name).absolute()
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RequestError(
-            f"{path} is there already; continue it: etude resume {shlex.quote(str(path))}, or name another "
+            f"{path} already exists; continue it: etude resume {shlex.quote(str(path))}, or name another "
             "folder for runs: --output-dir"
         )
     address = Address(text.rstrip("/"), options)
@@ -460,7 +460,7 @@ def _fill_draft(draft: Path, address: Address) -> float:
             address.download(f"{FILES}/{name}", target)
         if target.stat().st_size != expected:
             raise StoreError(
-                f"{address.text}/{FILES}/{name} is damaged: it has {target.stat().st_size} bytes in place of "
+                f"{address.text}/{FILES}/{name} is damaged: it has {target.stat().st_size} bytes instead of "
                 f"{expected}; nothing was restored"
             )
     return float(facts["taken"])

@@ -121,8 +121,8 @@ def insert(connection: sqlite3.Connection, texts: Mapping[str, str]) -> None:
 
 
 TO_MEND = (
-    "replace it by an intact copy, with the files beside it whose names begin with its name. For a run with "
-    "a `storage`, `etude resume ADDRESS` makes one"
+    "replace it with an intact copy, with the files beside it whose names begin with its name. For a run "
+    "with a `storage`, `etude resume ADDRESS` makes one"
 )
 """The remedy for a damaged journal."""
 

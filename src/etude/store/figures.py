@@ -39,7 +39,7 @@ class Figure(_Rewarded, frozen=True):
     """In words: the episodes or examples that were measured, and the version."""
     epoch: int
     version: int | None
-    """The number of the weights, or None if the backend does not tell it."""
+    """The number of the weights, or None if the backend does not report it."""
     distribution: Distribution | None
     evaluators: dict[str, Score]
 

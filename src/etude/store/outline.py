@@ -213,7 +213,7 @@ def _test(word: str) -> Test | None:
         return None
     name, sign, value = match.groups()
     if name in _TEXTS:
-        raise RequestError(f"the filter word '{word}' compares a text; write {name}:{value}")
+        raise RequestError(f"the filter word '{word}' compares text; write {name}:{value}")
     facts = _FACTS.get(name) or (lambda episode: (episode.scores.get(name),))
     compare = _COMPARE[sign]
     try:

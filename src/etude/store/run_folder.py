@@ -85,7 +85,7 @@ class RunFolder:
         root = Path(root)
         name = new_run_name(root) if name is None else name
         if not isinstance(name, str):
-            raise RequestError(f"a run's name is a text, found {name!r:.80}")
+            raise RequestError(f"a run's name is text, found {name!r:.80}")
         is_odd = not name.strip() or not name.isprintable() or name.startswith(".") or set(name) & set("/\\:")
         if is_odd or len(os.fsencode(name)) > _LONGEST_NAME:
             raise RequestError(

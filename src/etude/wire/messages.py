@@ -92,7 +92,7 @@ class _Message(BaseModel):
         wrong = (_ToolResult,) if self.role == "assistant" else (_Thinking, _Redacted, _ToolUse)
         for block in self.content:
             if isinstance(block, wrong):
-                raise ValueError(f"a message of the role {self.role} cannot have a {block.type}")
+                raise ValueError(f"a message with the role {self.role} cannot have a {block.type}")
         return self
 
     def as_chat(self) -> Iterator[Message]:

@@ -38,7 +38,7 @@ def _as_stops(value: Any) -> Any:
     stops = [value] if isinstance(value, str) else value
     is_list = isinstance(stops, list | tuple) and len(stops) <= 128
     if not is_list or not all(stop and isinstance(stop, str) for stop in stops):
-        raise ValueError(f"give a text or at most 128 texts, none of them empty, found {value!r:.80}")
+        raise ValueError(f"give one text or at most 128, none of them empty, found {value!r:.80}")
     return stops
 
 
@@ -237,8 +237,8 @@ def _read_format(value: Any) -> Constraint | None:
         case {"type": "json_schema", "schema": dict(schema), **labels} if labels.keys() <= _LABELS:
             return _schema_constraint(schema)
     raise ValueError(
-        "give the type text, json_object, or json_schema with a `schema`, of which only name, description "
-        f"and strict may be told, found {value!r:.80}"
+        "give the type text, json_object, or json_schema with a `schema` and at most name, "
+        f"description and strict beside it, found {value!r:.80}"
     )
 
 

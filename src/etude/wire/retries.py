@@ -173,7 +173,7 @@ def describe(error: httpx.RequestError) -> str:
         return "an address must begin with http:// or https://"
     words = f"{type(error).__name__}: {error}".rstrip(": ")
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) and error.request.url.scheme == "https":
-        words += "; if the server speaks plain HTTP, write http:// in place of https:// in the address. "
+        words += "; if the server speaks plain HTTP, write http:// instead of https:// in the address. "
         words += "SSL_CERT_FILE names a file of certificates to trust"
     return words
 

@@ -136,11 +136,11 @@ def check_episode_order(trajectory: Trajectory) -> None:
         raise ValueError("it has no messages")
     others = sorted({str(role) for role in roles} - {"system", "user", "assistant", "tool"})
     if others:
-        raise ValueError(f"it has messages of the role {', '.join(others)}")
+        raise ValueError(f"it has messages with the role {', '.join(others)}")
     if roles[0] not in (EpisodeItemRole.SYSTEM, EpisodeItemRole.USER):
-        raise ValueError(f"its first message is of the role {roles[0]}, not system or user")
+        raise ValueError(f"its first message has the role {roles[0]}, not system or user")
     if roles[-1] is not EpisodeItemRole.ASSISTANT:
-        raise ValueError(f"its last message is of the role {roles[-1]}, not assistant")
+        raise ValueError(f"its last message has the role {roles[-1]}, not assistant")
     # System messages may repeat, as in the reference. Results of parallel tool calls repeat too.
     may_repeat = (EpisodeItemRole.SYSTEM, EpisodeItemRole.TOOL)
     answering = (EpisodeItemRole.ASSISTANT, EpisodeItemRole.TOOL)

@@ -456,7 +456,7 @@ class TextArenaGame:
                 seat, observation = await call("get_observation()", env.get_observation)
                 if seat not in range(len(players)):
                     raise EpisodeError(
-                        f"{config.id}: it asked player {seat}, and `seats` has {len(players)} models"
+                        f"{config.id}: it asked player {seat}, but `seats` has {len(players)} models"
                     )
                 if isinstance(observation, str):
                     asked = observation.strip()

@@ -83,7 +83,7 @@ class ReasoningGymDatasetConfig(DatasetConfig, name="reasoning_gym"):
                 return list(made.values())
         raise DatasetError(
             f"reasoning-gym's task '{self.task}' with {dict(self.config)} has {len(made)} different "
-            f"questions for {self.split}, and {self.size} are asked for; take fewer, or options with more"
+            f"questions for {self.split}, and {self.size} are needed; take fewer, or options with more"
         )
 
 

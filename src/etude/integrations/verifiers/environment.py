@@ -150,7 +150,7 @@ class Tasks:
         first = _held_out(held_out, len(tasks))
         if first >= len(tasks):
             raise DatasetError(
-                f"{self._name}: {len(tasks)} tasks, of which {first} are to be held out: none is left to "
+                f"{self._name}: {len(tasks)} tasks, of which {first} should be held out: none is left to "
                 "train on; choose a smaller `held_out`"
             )
         chosen = tasks[:first] if split == "validation" else tasks[first:][:size]
