@@ -59,9 +59,9 @@ MAX_MODULE_LINES = 500
 MAX_FUNCTION_LINES = 60
 
 MOST = {
-    "lines of source": 54_156,
+    "lines of source": 54_159,
     "modules": 244,
-    "lines of tests": 44_349,
+    "lines of tests": 44_348,
     "benchmark files": 12,
     "config keys": 306,
 }

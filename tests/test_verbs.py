@@ -411,5 +411,5 @@ def test_a_trained_version_is_evaluated_beside_other_models_and_exported_to_wher
     (tmp_path / "link").symlink_to(folder)
     run.model.export("link")
     assert (tmp_path / "link").is_symlink() and (folder / "model.safetensors").is_file()
-    with pytest.raises(RequestError, match="is there already"):
+    with pytest.raises(RequestError, match="already exists"):
         run.model.export(".")

@@ -189,11 +189,7 @@ def test_an_unknown_agent_is_found_before_anything_is_sampled(key, value, words,
 @pytest.mark.parametrize(
     ("key", "value", "told"),
     [
-        (
-            "workflow__policies",
-            dict.fromkeys(("prover", "verifier"), "verifier"),
-            "prover: no agent.*so that",
-        ),
+        ("workflow__policies", dict.fromkeys(("prover", "verifier"), "verifier"), "prover: no agent.*, so "),
         ("trajectory_builders__mine", {"_type": "malt", "num_responses": 1}, "raise `num_responses`"),
     ],
 )

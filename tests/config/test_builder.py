@@ -127,5 +127,5 @@ async def test_another_dataset_may_be_a_file(folder: Path):
         file: Any = await builder.get_dataset("val.jsonl")
         assert file == JsonlDatasetConfig(file_path=folder / "project/val.jsonl", id_key="n")
         assert await builder.get_dataset(PythonDatasetConfig(function="m:f", arguments={"n": {1: 2, "b": 3}}))
-        with pytest.raises(ConfigError, match=r"suffix of 'val.txt' .*: .json, .jsonl"):
+        with pytest.raises(ConfigError, match=r"'val.txt' .* suffix.*: .json, .jsonl"):
             await builder.get_dataset("val.txt")

@@ -130,7 +130,7 @@ def score_float(example: Any, output: str) -> float:
 
 @pytest.mark.parametrize("bounds", [(1, -1), (0, 0), (0, float("inf")), (0,), "ab", 3])
 def test_impossible_bounds_are_refused(bounds):
-    said = r"evaluator .*: bounds .* \(-1, 1\) .*, found "
+    said = r"evaluator .*: bounds .* \(-1, 1\), found "
     with pytest.raises(RequestError, match=said):
         FunctionEvaluator(etude.evaluator(bounds=bounds)(lambda example, output: 0.0))
 

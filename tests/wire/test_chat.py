@@ -172,7 +172,7 @@ def test_impossible_values_are_named(changes: dict[str, object], message: str) -
 @pytest.mark.parametrize("stop", ["", [""], ["a", ""], 3, [3], {"a": 1}, ["x"] * 129])
 def test_stops_are_texts(stop: Any) -> None:
     """The error says which field, what is to be given, and what was found."""
-    told = rf"stop: .* 128 .*, found {re.escape(f'{stop!r:.80}')}"
+    told = rf"stop: .* 128, .*, found {re.escape(f'{stop!r:.80}')}"
     for ask in (
         lambda: change_sampling(Sampling(), {"stop": stop}),
         lambda: CHAT.parse({**ASKED, "stop": stop}),

@@ -277,5 +277,8 @@ class ServerOrder(JobOrder):
             draft.mkdir(parents=True)
             save_tensors(weights, draft / WEIGHTS_FILE)
             if (made := digest(weights)) == before:
-                raise TrainingError("training changed no weight; raise learning_rate_multiplier")
+                raise TrainingError(
+                    "training changed no weight: no row has a gradient (equal answers of a pair have none), "
+                    "or learning_rate_multiplier is too small"
+                )
         folder.add_news(News(kind="done", digest=made, trained_tokens=data.count_trained_tokens(training)))
