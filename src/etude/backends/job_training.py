@@ -152,8 +152,8 @@ class JobData:
 
     def measure(self, step: Step, learner: Learner) -> dict[str, float]:
         """Return further metrics after a step: `valid_loss` at the end of an epoch."""
-        units = [*chain.from_iterable(self.validation)]
-        if not (step.ends_epoch and any(map(is_trained, units))):
+        units = [*chain.from_iterable(self.validation)] if step.ends_epoch else []
+        if not any(map(is_trained, units)):
             return {}
         return {"valid_loss": learner.evaluate(units, self.objective)["loss"]}
 
