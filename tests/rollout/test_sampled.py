@@ -55,7 +55,7 @@ def test_an_early_stop_is_never_hasty(share: float, episodes: int, data: st.Data
     """A run that is stopped early would have been stopped at its end too."""
     failed = data.draw(st.integers(0, episodes))
     unscored = data.draw(st.integers(0, episodes - failed))
-    at_the_end = failed > share * episodes or unscored > share * (episodes - failed)
+    at_the_end = failed > share * episodes + 1e-9 or unscored > share * (episodes - failed) + 1e-9
     budget = ErrorBudget(share, episodes)
     try:
         for number in range(failed):
@@ -67,6 +67,15 @@ def test_an_early_stop_is_never_hasty(share: float, episodes: int, data: st.Data
         assert at_the_end
     else:
         assert not at_the_end
+
+
+def test_exactly_the_share_may_fail() -> None:
+    budget = ErrorBudget(0.29, 100)
+    assert 0.29 * 100 < 29
+    for number in range(29):
+        budget.add("timeout", f"train/1/q{number}/0", "no output within 300 s")
+    with pytest.raises(ErrorBudgetExceeded):
+        budget.add("timeout", "train/1/last/0", "no output within 300 s")
 
 
 # One id is the beginning of others, also with the separator of the keys.

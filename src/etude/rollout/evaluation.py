@@ -34,6 +34,8 @@ _CAUSES = 5
 """Most causes of failures that metrics list. The others are only counted by kind."""
 
 _SCORE = "score:"
+_ROUNDING = 1e-9
+"""Lets 29 of 100 fail where the share is 0.29: the product is slightly less."""
 
 OnEpisode: TypeAlias = Callable[[EpisodeRecord], None]
 OnScore: TypeAlias = Callable[[str, EvalOutputItem], None]
@@ -153,10 +155,10 @@ class ErrorBudget:
 
     def check(self, scores: int) -> None:
         """Raise ErrorBudgetExceeded if too many episodes failed, or too many of an evaluator's `scores`."""
-        if self.failed_episodes > self.share * self.episodes:
+        if self.failed_episodes > self.share * self.episodes + _ROUNDING:
             raise self._budget_error(f"{self.failed_episodes} of {self.episodes} episodes failed")
         for kind, failed in self.counts.items():
-            if kind.startswith(_SCORE) and failed > self.share * scores:
+            if kind.startswith(_SCORE) and failed > self.share * scores + _ROUNDING:
                 evaluator = kind.removeprefix(_SCORE)
                 raise self._budget_error(f"{failed} of {scores} episodes have no score from '{evaluator}'")
 
