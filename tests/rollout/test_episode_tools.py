@@ -151,6 +151,27 @@ async def test_some_tools_of_a_set_and_names_with_a_prefix(journal: Journal) -> 
     assert re.search("'here' and 'here' .* tool 'add'; .*{prefix: here_, …}", clash.failure.reason)
 
 
+async def test_tools_that_cannot_be_closed_after_their_agent_end_no_run(journal: Journal) -> None:
+    class Lost:
+        tools, forgets = (), False
+
+        @contextlib.asynccontextmanager
+        async def open(self) -> AsyncIterator[Any]:
+            yield self
+            raise OSError("the server is gone")
+
+    async def workflow(example: Any, episode: Any) -> str:
+        left_open.append(episode.tools(ToolSet("lost", Lost())))
+        await left_open[0].__aenter__()
+        return "done"
+
+    left_open = list[Any]()
+    record = await collect_one(workflow, journal)
+    assert record.output == "done" and record.failure is None
+    assert [event.kind for event in record.events] == ["note"]
+    assert "OSError: the server is gone" in record.events[0].text
+
+
 async def test_plain_functions_call_tools_too(journal: Journal) -> None:
     def workflow(example: Any, episode: Any) -> list[str]:
         with episode.tools("numbers") as tools:

@@ -34,6 +34,9 @@ from etude.wire.request_body import check_conversation
 
 T = TypeVar("T")
 
+_CLOSE_SECONDS = 30.0
+"""Seconds for tools to close."""
+
 
 class PythonFunction:
     """A function or method that a model may call.
@@ -218,9 +221,14 @@ class EpisodeTools:
             yield Tools(self, opened)
 
     async def close(self) -> None:
-        """Close tools that an unfinished agent has left open."""
+        """Close tools that an unfinished agent has left open. An error is noted in the episode."""
         for stack in self._open:
-            await stack.aclose()
+            try:
+                async with asyncio.timeout(_CLOSE_SECONDS):
+                    await stack.aclose()
+            except Exception as error:  # noqa: BLE001  the tools may be anybody's, and end no run
+                text = f"tools that were left open could not be closed: {error_words(error)}"
+                self.record(Event("note", -1, None, text))
 
     async def result(self, opened: _OpenSet, name: str, arguments: dict[str, Any]) -> ToolResult:
         """Return a call's result, from the journal or the tool. Raises ToolError if there is none."""
