@@ -150,8 +150,9 @@ class Scheduler:
 
         def handle_end(task: asyncio.Task[None]) -> None:
             del self._tasks[name]
-            self._woken.set()
-            if not task.cancelled() and task.exception() is not None:
+            if task.cancelled() or task.exception() is None:
+                self._woken.set()
+            else:  # Its cause, such as a full disk, may last: the next look takes the job again.
                 _LOG.error("the scheduler failed on job %s", name, exc_info=task.exception())
 
         self._tasks[name] = task = asyncio.ensure_future(self._train(job, is_new))
