@@ -139,6 +139,14 @@ async def test_a_run_that_cannot_be_copied_at_its_beginning_is_not_begun(run):
             pass
 
 
+async def test_a_bucket_that_is_deleted_is_not_taken_for_files_that_change(run):
+    (ours := copies(run)).copy()
+    await run.journal.put("k", 1)
+    Faulty.error = FileNotFoundError("no bucket")
+    with pytest.raises(FileNotFoundError, match="no bucket"):
+        ours.copy()
+
+
 async def test_a_run_of_the_same_name_is_not_overwritten(run, tmp_path):
     copies(run).copy()
     with (

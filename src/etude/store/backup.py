@@ -265,10 +265,13 @@ class Backup:
                 state = files, [_identity(self._run.path / name) for name in _DATABASES[:2]]
                 if state == self._copied:
                     return
-                with contextlib.suppress(FileNotFoundError):  # Deleted here meanwhile.
+                try:
                     if self._copy(files):
                         self._copied = state
                         return
+                except FileNotFoundError:
+                    if list_run_files(self._run.path) == files:
+                        raise  # It is the storage's: no file was deleted here meanwhile.
                 time.sleep(_PAUSE_SECONDS)
             raise StoreError(f"the files in {self._run.path} change too fast to be copied")
 
