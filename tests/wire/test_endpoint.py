@@ -71,6 +71,15 @@ async def test_after_closing_nobody_listens_and_it_can_start_again(server: Endpo
     assert await ask(server.open(Scripted("again"))) == "again"
 
 
+async def test_an_endpoint_that_is_opened_while_the_server_closes_is_served(server: EndpointServer) -> None:
+    server.open(Scripted("x"))
+    closing = asyncio.ensure_future(server.close())
+    await asyncio.sleep(0)
+    endpoint = server.open(Scripted("again"))
+    await closing
+    assert await ask(endpoint) == "again"
+
+
 async def test_closing_does_not_wait_for_a_request_that_never_ends(server: EndpointServer) -> None:
     reached = asyncio.Event()
 

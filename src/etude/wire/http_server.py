@@ -301,9 +301,9 @@ class EndpointServer:
 
     async def close(self) -> None:
         """Stop listening and end the requests in progress. A second call does nothing."""
-        if self._server is not None:
-            await self._server.close()
-            self._server = None
+        server, self._server = self._server, None  # A key that is created meanwhile starts another one.
+        if server is not None:
+            await server.close()
 
     async def _record(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
