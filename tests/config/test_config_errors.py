@@ -46,6 +46,12 @@ MISTAKES = [
         r"'llms.policy.modle' .*'model'\? .*: prices, model",
     ),
     ("finetuning:", "finetuning:\n  num_epochs: abc", "11:3", "integer, found 'abc'"),
+    (
+        "finetuning:",
+        "trainer_adapters: {a: {_type: local, token_budget: -1}}\nfinetuning:",
+        "10:38",
+        "found -1",
+    ),
     ("finetuning:", "finetuning:\n  target_functions: [a, 7]", "11:25", r"\.1: .*string"),
     ("llms:\n  policy:\n    _type: local", "llms:\n  - _type: local", "1:1", "dictionary, .*a list"),
     ("llms:\n", "llms:\n  7: local\n", "2:3", "'7' .*in quotes"),

@@ -60,6 +60,7 @@ def hub_away(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         ("model.bin", r"folder.* \.gguf"),
         ("/nowhere/at/all", "model '/nowhere/at/all': .* not exist"),
         ("x" * 5000 + "/", "not exist"),
+        ("my-run:best", "export a run's model with `etude export RUN`"),
     ],
 )
 def test_what_is_meant_as_a_folder_is_refused_with_the_nearest_and_without_the_hub(

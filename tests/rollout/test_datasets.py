@@ -99,9 +99,10 @@ def test_shuffling_comes_before_the_limit(tmp_path: Path) -> None:
     assert [example.id for example in load_examples(jsonl(tmp_path, rows, limit=2))] == ["0", "1"]
 
 
-@pytest.mark.parametrize("row", [{"question": "?"}, {"id": None}, {"id": ""}])
+@pytest.mark.parametrize("row", [{"id;question": "?"}, {"id": None}, {"id": ""}])
 def test_a_row_without_an_id_says_how_to_get_one(tmp_path: Path, row: dict[str, Any]) -> None:
-    with pytest.raises(DatasetError, match=r"train\.jsonl:2: .* column 'id'; .*`id_key: null`"):
+    among = "" if "id" in row else " among id;question"
+    with pytest.raises(DatasetError, match=rf"train\.jsonl:2: .* column 'id'{among}; .*`id_key: null`"):
         load_examples(jsonl(tmp_path, [{"id": 1}, row]))
 
 

@@ -146,6 +146,16 @@ def test_jobs_and_their_events_come_in_pages(client: openai.OpenAI) -> None:
                 ("learning_rate", 1e308, "less than .* 10,"),
             )
         ),
+        (
+            {
+                "method": {
+                    "type": "supervised",
+                    "supervised": {"hyperparameters": {"lora_rank": 0, "lora_alpha": 8}},
+                }
+            },
+            "method.supervised.hyperparameters.lora_rank",
+            "lora_alpha is for LoRA weights",
+        ),
         ({"method": {"type": "supervised", "dpo": {}}}, "method", "options for dpo"),
         ({"extra_body": {"typo": 1}}, "typo", "not permitted"),
         ({"extra_body": {"method": None}}, "method", "extract fields from('|$)"),

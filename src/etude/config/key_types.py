@@ -178,7 +178,12 @@ class Problems:
                     messages.append(details["msg"].removeprefix("Input ").partition(", unable to parse")[0])
                     self._messages.pop(full_path, None)
                     found = show_value(details["input"])
-                    if any(is_secret_name(str(key).removesuffix("_tokens")) for key in full_path[-2:]):
+                    names = [str(key).removesuffix("_tokens") for key in full_path[-2:]]
+                    if isinstance(
+                        details["input"], int | float
+                    ):  # Of `token_budget` only the last word counts.
+                        names = [name.rpartition("_")[2] for name in names]
+                    if any(map(is_secret_name, names)):
                         found = f"something of type {type(details['input']).__name__}"
                     if full_path in self.references:
                         found = f"what {self.references[full_path]} stands for"

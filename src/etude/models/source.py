@@ -107,7 +107,7 @@ def _require_path(source: str | Path) -> None:
         first, slash, _ = name.partition("/")
         if isinstance(source, str) and _HUB_NAME.fullmatch(name) and not (slash and os.path.isdir(first)):  # noqa: PTH112
             return
-        why = f"the folder does not exist; {_TO_MEND}"
+        why = f"the folder does not exist; {TO_EXPORT if ':' in name else _TO_MEND}"
         with suppress(OSError):
             if close := nearest(path.name, [each.name for each in path.parent.iterdir()]):
                 why += f"; did you mean '{path.with_name(close)}'?"

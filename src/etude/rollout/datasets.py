@@ -190,7 +190,8 @@ def _example(config: RowsConfig, where: str, row: Any) -> Example:
     inputs = {name: value(name) for name in names}
     named = None if key is None else columns.get(key)
     if key is not None and (named is None or named == "" or named != named):
-        raise DatasetError(f"{where}: there is no id in column '{key}'; {config.id_advice}")
+        what = f"id in column '{key}'" if key in columns else f"column '{key}' among {', '.join(columns)}"
+        raise DatasetError(f"{where}: there is no {what}; {config.id_advice}")
     try:
         return Example(content_hash(columns) if key is None else str(named), inputs, answer)
     except (TypeError, ValueError, RecursionError) as error:

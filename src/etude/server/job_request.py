@@ -182,6 +182,8 @@ def resolve_hyperparameters(
         rank, alpha = own_rank, own_alpha
     else:
         rank = _RANK if rank is None else int(rank)
+        if alpha is not None and not rank:
+            raise ValueError("lora_alpha is for LoRA weights, of which lora_rank 0 makes none; leave one out")
         alpha = float(alpha or 2 * rank)
     for_lora, for_all = _LEARNING_RATES[kind]
     batch = rows if kind == "samples" else max(1, min(_LARGEST_BATCH, rows // _STEPS_OF_AN_EPOCH))
