@@ -74,6 +74,8 @@ def test_what_is_imitated_needs_no_logprobs():
 def test_an_episode_without_its_tokens_is_named(bad, message):
     with pytest.raises(TrainingError, match=message):
         to_sample(trajectory(1.0, bad, episode="e"))
+    with pytest.raises(TrainingError, match="a trajectory of example q7 has"):
+        to_sample(trajectory(1.0, bad).model_copy(update={"example_id": "q7"}))
 
 
 def test_shaped_rewards_of_another_number_are_named():

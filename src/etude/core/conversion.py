@@ -90,7 +90,9 @@ def to_sample(
             agent=trajectory.agent,
         )
     except ValueError as error:
-        raise TrainingError(f"episode {trajectory.episode_id or '?'} has {error}") from None
+        episode, example = trajectory.episode_id, trajectory.example_id
+        what = f"episode {episode}" if episode else f"a trajectory of example {example}"
+        raise TrainingError(f"{what} has {error}") from None
 
 
 def item_message(item: EpisodeItem) -> Message:

@@ -1,9 +1,10 @@
 """A job: one unit of training, its status, and the values for a job that was not started."""
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field, field_validator
 
 from etude.core.data_model import DataModel
 from etude.core.secrets import mask_secrets
@@ -59,6 +60,14 @@ class TrainingJobStatus(DataModel, revalidate_instances="always"):
     """Facts from the backend, with the job's metrics under `metrics`."""
     version: ModelVersion | None = None
     """The weights that a completed job made, if the backend reports them."""
+
+    @field_validator("metadata")
+    @classmethod
+    def _check_metrics(cls, metadata: dict[str, Any] | None) -> dict[str, Any] | None:
+        metrics = (metadata or {}).get("metrics")
+        if not isinstance(metrics, Mapping | None):
+            raise ValueError(f"'metrics' maps names to values, found {metrics!r:.80}")
+        return metadata
 
     @property
     def metrics(self) -> dict[str, Any]:
