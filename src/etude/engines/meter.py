@@ -101,7 +101,7 @@ class _Answer(BaseModel, from_attributes=True):
 class MeteredEngine(Engine):
     """An engine that counts the calls of any other engine.
 
-    All other attributes are the wrapped engine's. `bare` returns the wrapped engine.
+    All other attributes are the wrapped engine's. `metered` is the wrapped engine.
     """
 
     def __init__(self, name: str, engine: Engine, account: Account, llms: Mapping[str, LlmConfig]) -> None:

@@ -39,7 +39,7 @@ class Policy:
         self.weights_id = 0
         self.lock = threading.RLock()
         self.samplers: WeakSet[Any] = WeakSet()
-        """The engines that sample from this policy. Each can `rest`, before the policy is trained."""
+        """The engines that sample from this policy. `free_sampling_memory` is called before training."""
         self.codec = TextCodec.create(tokenizer, model.config, getattr(model, "generation_config", None))
         self.template, self.stop_ids = self.codec.template, self.codec.stop_ids
         self.max_context = self.codec.max_context

@@ -78,7 +78,7 @@ class TrackedRun:
 
     @property
     def flat_config(self) -> dict[str, str]:
-        """The config as text by join_path names: `{"llms.policy.model": "Qwen/Qwen3-0.6B"}`."""
+        """The config as text by dotted names: `{"llms.policy.model": "Qwen/Qwen3-0.6B"}`."""
         return {join_path(path): str(value) for path, value in leaves(self.config) if value is not None}
 
     @property

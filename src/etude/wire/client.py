@@ -181,7 +181,7 @@ class _Answer(BaseModel):
 
 
 def encode(body: Mapping[str, Any]) -> bytes:
-    """Encode a body as JSON. Raises Refused if a message contains a value that JSON cannot represent."""
+    """Encode a body as JSON. Raises Refusal if a message contains a value that JSON cannot represent."""
     try:
         return to_json(body)
     except ValueError as error:
@@ -206,7 +206,7 @@ def parse_completion(data: bytes, model_version: int = 0, *, top: int = 0) -> Co
     `top` is the requested number of likeliest tokens.
 
     Raises Retryable if the body is invalid: broken JSON, no choices, fields of the wrong type, different
-    numbers of logprobs and tokens, impossible numbers. Raises Refused if a content filter cut the answer.
+    numbers of logprobs and tokens, impossible numbers. Raises Refusal if a content filter cut the answer.
     """
     try:
         reply = from_json(data, allow_inf_nan=False, cache_strings="keys")
@@ -267,7 +267,7 @@ def request_fields(
     """Return the request's own fields of a chat completions body, or of a completions body for a prompt.
 
     `more` are the `VLLM_FIELDS` that the endpoint accepts. `thinking` is its field for a model's thoughts
-    in messages that are sent back; None leaves them out. Raises Refused if the request needs a field that
+    in messages that are sent back; None leaves them out. Raises Refusal if the request needs a field that
     the endpoint does not accept.
     """
     sampling = request.sampling
