@@ -10,6 +10,8 @@ from openai.types.fine_tuning import FineTuningJob, FineTuningJobEvent
 from tests.server.data import ASK, YES, create, dpo, grpo, messages, supervised_rows, upload, wait
 from tests.support import one_quick
 
+NO_LORA = {"lora_rank": 0, "lora_alpha": 8}
+
 
 def logprob(client: openai.OpenAI, model: str, text: str = "y") -> float:
     """Of the first token of the answer being `text`, as far as the model tells."""
@@ -147,12 +149,7 @@ def test_jobs_and_their_events_come_in_pages(client: openai.OpenAI) -> None:
             )
         ),
         (
-            {
-                "method": {
-                    "type": "supervised",
-                    "supervised": {"hyperparameters": {"lora_rank": 0, "lora_alpha": 8}},
-                }
-            },
+            {"method": {"type": "supervised", "supervised": {"hyperparameters": NO_LORA}}},
             "method.supervised.hyperparameters.lora_rank",
             "lora_alpha is for LoRA weights",
         ),

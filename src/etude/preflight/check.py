@@ -36,7 +36,7 @@ from etude.rollout.workflow import AgentConfig
 from etude.runtime import Runtime
 from etude.store.backup import probe
 from etude.store.episodes import encode_example
-from etude.store.run_folder import RunFolder
+from etude.store.run_folder import RunFolder, temporary_run
 
 
 class _NoEngine:
@@ -60,11 +60,8 @@ async def check_config(config: Config, *, play: int = 0) -> tuple[Findings, RunE
             _require_writable(output_dir)
     # Models of this process may be large.
     local: Any = {name: _NoEngine() for name, llm in config.llms.items() if isinstance(llm, LocalLlmConfig)}
-    # A temporary run folder: components may ask for theirs when they are built.
-    with (
-        tempfile.TemporaryDirectory(prefix="etude-check-") as folder,
-        RunFolder.create(Path(folder), "check") as run,
-    ):
+    # Components may ask for their run's folder when they are built.
+    with temporary_run("check") as run:
         async with Builder(config, run, local) as builder:
             missing = [] if config.workflow is None else config.workflow.missing()
             for each in missing:
@@ -311,10 +308,7 @@ async def examine_services(config: Config, findings: Findings) -> None:
     for name, llm in config.llms.items():
         if isinstance(llm, OpenAiLlmConfig):
             await _try_model(f"model {name}", llm, findings)
-    with (
-        tempfile.TemporaryDirectory(prefix="etude-doctor-") as folder,
-        RunFolder.create(Path(folder), "doctor") as run,
-    ):
+    with temporary_run("doctor") as run:
         async with Builder(config, run) as builder:
             for name, settings in config.trainer_adapters.items() if config.finetuning.enabled else ():
                 if isinstance(settings, LocalAdapterConfig):

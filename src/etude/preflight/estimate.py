@@ -2,10 +2,8 @@
 
 import functools
 import math
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from etude.algorithms.collecting import Collecting
@@ -26,7 +24,7 @@ from etude.loop.collections import TargetWatch
 from etude.preflight.finding import Findings
 from etude.runtime import open_runtime
 from etude.store.episodes import iter_episodes
-from etude.store.run_folder import RunFolder
+from etude.store.run_folder import temporary_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +133,7 @@ async def play_some(config: Config, episodes: int, findings: Findings) -> Played
     """Play and score episodes of training in a temporary folder, and return their usage. Raises the errors of
     a run, and RequestError if no model was called."""
     config = config.model_copy(update={"storage": None})
-    with (
-        tempfile.TemporaryDirectory(prefix="etude-check-") as folder,
-        RunFolder.create(Path(folder), "played") as run,
-    ):
+    with temporary_run("played") as run:
         async with open_runtime(config, run) as runtime:
             examples = runtime.examples[:episodes]
             generations = -(-episodes // max(len(examples), 1))

@@ -13,11 +13,12 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from itertools import chain, count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from etude.core.errors import RequestError, StoreError
@@ -188,6 +189,13 @@ class RunFolder:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+@contextmanager
+def temporary_run(name: str) -> Iterator[RunFolder]:
+    """Make a run for the duration of the block, and remove its folder."""
+    with TemporaryDirectory(prefix="etude-check-") as folder, RunFolder.create(Path(folder), name) as run:
+        yield run
 
 
 def config_copy(text: str) -> str:
