@@ -74,7 +74,7 @@ def test_what_is_imitated_needs_no_logprobs():
 def test_an_episode_without_its_tokens_is_named(bad, message):
     with pytest.raises(TrainingError, match=message):
         to_sample(trajectory(1.0, bad, episode="e"))
-    with pytest.raises(TrainingError, match="a trajectory of example q7 has"):
+    with pytest.raises(TrainingError, match="example q7 has"):
         to_sample(trajectory(1.0, bad).model_copy(update={"example_id": "q7"}))
 
 

@@ -99,7 +99,7 @@ def test_rewards_are_numbers_of_any_kind_and_never_text() -> None:
 
 
 def test_what_was_written_down_does_not_change_with_an_adapters_own_status() -> None:
-    with pytest.raises(ValidationError, match=r"'metrics' maps names to values, found \[1\]"):
+    with pytest.raises(ValidationError, match=r"'metrics' .* \[1\]"):
         TrainingJobStatus(**STATUS, metadata={"metrics": [1]})
     status = TrainingJobStatus(**STATUS, metadata={"loss": 1.0})
     record = JobEnded(status=status)
