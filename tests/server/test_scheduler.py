@@ -1,6 +1,5 @@
 """The scheduler of a server's jobs, without the server."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from etude.server.jobs import JobStore
 from etude.server.models import ModelStore
 from etude.server.scheduler import Scheduler
 from etude.server.settings import ServerSettings
+from tests.support import until
 
 
 async def test_a_job_whose_folder_cannot_be_made_is_not_tried_again_at_once(
@@ -29,7 +29,7 @@ async def test_a_job_whose_folder_cannot_be_made_is_not_tried_again_at_once(
     (tmp_path / "jobs").write_text("")
     scheduler = Scheduler(ServerSettings(model="tiny", data_dir=tmp_path), jobs, files, models, unused)
     scheduler.start()
-    await asyncio.sleep(0.5)
+    await until(lambda: bool(caplog.records))
     await scheduler.stop()
     assert jobs.get(job["id"])["status"] == "running"
     assert sum(job["id"] in record.getMessage() for record in caplog.records) == 1

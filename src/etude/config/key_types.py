@@ -177,14 +177,13 @@ class Problems:
                 if messages or full_path not in self._messages:
                     messages.append(details["msg"].removeprefix("Input ").partition(", unable to parse")[0])
                     self._messages.pop(full_path, None)
-                    found = show_value(details["input"])
+                    value = details["input"]
+                    found = show_value(value)
                     names = [str(key).removesuffix("_tokens") for key in full_path[-2:]]
-                    if isinstance(
-                        details["input"], int | float
-                    ):  # Of `token_budget` only the last word counts.
+                    if isinstance(value, int | float):  # A number for `token_budget` is no token.
                         names = [name.rpartition("_")[2] for name in names]
                     if any(map(is_secret_name, names)):
-                        found = f"something of type {type(details['input']).__name__}"
+                        found = f"something of type {type(value).__name__}"
                     if full_path in self.references:
                         found = f"what {self.references[full_path]} stands for"
                     self.add(full_path, f"{' or '.join(dict.fromkeys(messages))}, found {found}")
