@@ -94,7 +94,7 @@ class ProcessTeam(Team):
     def sum_gradients(self, parameters: Sequence[torch.nn.Parameter]) -> None:
         """Sum all at once; a parameter that has no gradient in any process still has none."""
         counts = torch.tensor([float(weight.grad is not None) for weight in parameters], device=self.device)
-        self._sum(counts)
+        _run_collective(lambda: torch.distributed.all_reduce(counts))
         live = [weight for weight, count in zip(parameters, counts.tolist(), strict=True) if count]
         for weight in live:
             weight.grad = torch.zeros_like(weight) if weight.grad is None else weight.grad.contiguous()
@@ -106,9 +106,6 @@ class ProcessTeam(Team):
         from accelerate.utils import gather_object
 
         return _run_collective(lambda: gather_object([value]))
-
-    def _sum(self, tensor: torch.Tensor) -> None:
-        _run_collective(lambda: torch.distributed.all_reduce(tensor))
 
 
 class ShardingTeam(ProcessTeam):

@@ -65,6 +65,8 @@ def phase_page(request: Request) -> Response:
         ]
     # Episodes are read in the order of their names, in which `…/9` comes after `…/11`.
     more = max(each.id for each in groups[GROUPS - 1]) if len(groups) > GROUPS else ""
+    same_kind = [each for each in phases if each.partition("/")[0] == phase.partition("/")[0]]
+    at = same_kind.index(phase)
     return page(
         request,
         "groups.html" if after else "phase.html",
@@ -74,7 +76,8 @@ def phase_page(request: Request) -> Response:
         rewards=[episode.reward for group in groups for episode in group],
         rewarded=reward_name(path) if len(reward_names(path)) > 1 else None,
         more=more,
-        **_neighbours(phases, phase),
+        before=next(iter(same_kind[at + 1 :]), None),
+        following=same_kind[at - 1] if at else None,
     )
 
 
@@ -94,13 +97,6 @@ def _filtered_page(request: Request, run: RunFolder, phases: list[str], phase: s
     found = find_episodes(run.journal, left, reward, query, after=after, limit=EPISODES, seconds=_SECONDS)
     template = "filtered_rows.html" if after else "filtered.html"
     return page(request, template, phase=phase, selection=found, query=query.words)
-
-
-def _neighbours(phases: Sequence[str], phase: str) -> dict[str, Any]:
-    """Return the previous and the next phase of the same kind."""
-    kin = [each for each in phases if each.partition("/")[0] == phase.partition("/")[0]]
-    at = kin.index(phase)
-    return {"before": next(iter(kin[at + 1 :]), None), "following": kin[at - 1] if at else None}
 
 
 def _entries(journal: Journal) -> dict[tuple[str, int] | None, Entry]:
