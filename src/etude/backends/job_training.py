@@ -24,14 +24,7 @@ from etude.config.finetuning import FinetuneConfig
 from etude.config.import_path import where_raised
 from etude.core.errors import EtudeError, TrainingError, first_line
 from etude.core.job import ModelVersion
-from etude.core.sample import (
-    SampleOrPair,
-    TrajectoryCollection,
-    Unit,
-    has_gradient,
-    is_trained,
-    trained_tokens,
-)
+from etude.core.sample import SampleOrPair, TrajectoryCollection, Unit, has_gradient, is_trained
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.objective import Objective
 from etude.learner.optimiser import Schedule, Step, plan_steps
@@ -156,10 +149,6 @@ class JobData:
         if not any(map(is_trained, units)):
             return {}
         return {"valid_loss": learner.evaluate(units, self.objective)["loss"]}
-
-    def count_trained_tokens(self, training: JobTraining) -> int:
-        """Return the number of trained tokens of all steps."""
-        return sum(trained_tokens(self.rows[row]) for step in training.steps for row in step.rows)
 
 
 class JobTraining:

@@ -283,11 +283,6 @@ class History(BaseModel, frozen=True):
         """The epochs that were trained on."""
         return [entry for entry in self.epochs if entry.is_trained]
 
-    @property
-    def skipped_epochs(self) -> list[EpochEntry]:
-        """The epochs that had nothing to train on."""
-        return [entry for entry in self.epochs if entry.skipped is not None]
-
     def until(self, epoch: int) -> Self:
         """Return the history as it was after `epoch` and the validation that followed it."""
         return self.model_copy(

@@ -1,8 +1,9 @@
 """The engine for vLLM processes, one per device: token ids in, token ids out."""
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -267,28 +268,21 @@ class VllmEngine:
         url, content = f"{base_url}/v1/completions", to_json(body)
         try:
             async with self._client.stream_post(url, content) as (response, pieces):
-                if response.status != httpx.codes.OK or not body["stream"]:
-                    whole = b"".join([piece async for piece in pieces])
-                    if response.status != httpx.codes.OK:
-                        reason = f"vLLM answered {response.status}: {whole.decode('utf-8', 'replace')[:300]}"
-                        # After its engine has died, vLLM answers 500 to all requests until it ends.
-                        if response.status >= 500:
-                            raise EngineAway(reason)
-                        raise ImpossibleCall(reason) if response.status in (400, 422) else EngineError(reason)
-                    yield from_json(whole)["choices"][0]
+                if response.status != httpx.codes.OK:
+                    content = b"".join([piece async for piece in pieces])
+                    reason = f"vLLM answered {response.status}: {content.decode('utf-8', 'replace')[:300]}"
+                    # After its engine has died, vLLM answers 500 to all requests until it ends.
+                    if response.status >= 500:
+                        raise EngineAway(reason)
+                    raise ImpossibleCall(reason) if response.status in (400, 422) else EngineError(reason)
+                if not body["stream"]:
+                    yield from_json(b"".join([piece async for piece in pieces]))["choices"][0]
                     return
                 rest = b""
                 async for piece in pieces:
                     *lines, rest = (rest + piece).split(b"\n")
-                    for line in lines:
-                        data = line.removeprefix(b"data:").strip()
-                        if not line.startswith(b"data:") or data == b"[DONE]":
-                            continue
-                        chunk = from_json(data)
-                        if "error" in chunk:
-                            raise EngineError(f"vLLM failed: {str(chunk['error'])[:300]}")
-                        for choice in chunk["choices"]:
-                            yield choice
+                    for choice in chain.from_iterable(map(_streamed_choices, lines)):
+                        yield choice
         except httpx.HTTPError as error:
             raise EngineAway(f"vLLM went away: {type(error).__name__}") from error
         except (ValueError, KeyError, IndexError, TypeError) as error:
@@ -308,6 +302,16 @@ class VllmEngine:
             return ids or (), logprobs or (), read.tops(request.top_logprobs)
         except (Retryable, ValueError) as error:
             raise _unreadable(error) from error
+
+
+def _streamed_choices(line: bytes) -> Iterator[dict[str, Any]]:
+    """Yield the choices in a line of a stream of events. Raises EngineError if vLLM sent an error."""
+    data = line.removeprefix(b"data:").strip()
+    if line.startswith(b"data:") and data != b"[DONE]":
+        chunk = from_json(data)
+        if "error" in chunk:
+            raise EngineError(f"vLLM failed: {str(chunk['error'])[:300]}")
+        yield from chunk["choices"]
 
 
 def _unreadable(error: Exception) -> EngineError:

@@ -250,11 +250,11 @@ def check_files(run: Path) -> list[str]:
         stored_folders += [path for path in stored if path.is_dir() and _VERSION.fullmatch(path.name)]
         for target, history in read_histories(run).items():
             # Versions of adapters other than `local` are not here.
-            if trained_parts(stored_data(run, required=False), target)["backend"] == "local":
-                for version in (history.start, last_version(history)):
-                    folder = stored_at(run, version) if version is not None and version.number else None
-                    if folder is not None:
-                        stored_folders.append(folder)
+            if trained_parts(stored_data(run, required=False), target)["backend"] != "local":
+                continue
+            versions = (history.start, last_version(history))
+            places = [stored_at(run, each) for each in versions if each is not None and each.number]
+            stored_folders += [folder for folder in places if folder is not None]
         folders = dict.fromkeys(stored_folders)
         # With the model's name, if several are trained.
         names = [f"{folder.parent.relative_to(run)}/".removeprefix("checkpoints/") for folder in folders]

@@ -63,18 +63,8 @@ async def check_config(config: Config, *, play: int = 0) -> tuple[Findings, RunE
     # Components may ask for their run's folder when they are built.
     with temporary_run("check") as run:
         async with Builder(config, run, local) as builder:
-            missing = [] if config.workflow is None else config.workflow.missing()
-            for each in missing:
-                findings.fail("needs", each)
             with findings.catch_errors("workflow"):
-                if not missing:
-                    workflow = await builder.get_workflow()
-                    workflow.check(complete=True)
-                    kind = "async" if workflow.is_async else "in a thread"
-                    findings.ok("workflow", f"{workflow.name} ({workflow.where}), {kind}")
-                    for tools in workflow.tool_sets:
-                        with findings.catch_errors(f"tools {tools.name}"):
-                            await _open_tools(tools, findings)
+                await _check_workflow(builder, findings)
             for each in config.tools:
                 with findings.catch_errors(f"tools {each}"):
                     await _open_tools(await builder.get_tools(each), findings)
@@ -104,6 +94,22 @@ async def check_config(config: Config, *, play: int = 0) -> tuple[Findings, RunE
     if findings.has_errors:
         return findings, None
     return findings, estimate_run(config, examples, len(held_out), played)
+
+
+async def _check_workflow(builder: Builder, findings: Findings) -> None:
+    """Check the agent, and open its tools. Raises what building it raises."""
+    config = builder.config.workflow
+    if config is not None and (missing := config.missing()):
+        for each in missing:
+            findings.fail("needs", each)
+        return
+    workflow = await builder.get_workflow()
+    workflow.check(complete=True)
+    kind = "async" if workflow.is_async else "in a thread"
+    findings.ok("workflow", f"{workflow.name} ({workflow.where}), {kind}")
+    for tools in workflow.tool_sets:
+        with findings.catch_errors(f"tools {tools.name}"):
+            await _open_tools(tools, findings)
 
 
 def _check_cluster(config: Config, findings: Findings) -> None:
@@ -137,9 +143,8 @@ async def _examples(builder: Builder, source: Any, what: str, findings: Findings
     examples: list[Example] = []
     with findings.catch_errors(what):
         examples = await asyncio.to_thread((await builder.get_dataset(source)).examples)
-        columns = sorted({name for example in examples[:100] for name in example.inputs})
         expected = sum(example.expected is not None for example in examples)
-        inputs = ", ".join(columns) or "none"
+        inputs = ", ".join(sorted({name for example in examples[:100] for name in example.inputs})) or "none"
         findings.ok(what, f"{len(examples)}, inputs: {inputs}; {expected} with an answer")
     return examples
 
@@ -311,18 +316,23 @@ async def examine_services(config: Config, findings: Findings) -> None:
     with temporary_run("doctor") as run:
         async with Builder(config, run) as builder:
             for name, settings in config.trainer_adapters.items() if config.finetuning.enabled else ():
-                if isinstance(settings, LocalAdapterConfig):
-                    continue
-                with findings.catch_errors(f"backend {name}"), user_code(EtudeError, "it could not be asked"):
-                    adapter = await builder.get_trainer_adapter(name)
-                    if await adapter.is_healthy():
-                        findings.ok(f"backend {name}", "answers, and can train now")
-                    else:
-                        why = adapter.unhealthy_because or "look at its address and `api_key`"
-                        findings.fail(f"backend {name}", f"does not answer, or refuses its key: {why}")
+                if not isinstance(settings, LocalAdapterConfig):
+                    await _try_backend(name, builder, findings)
     if config.storage is not None:
         with findings.catch_errors("storage"):
             findings.ok("storage", await probe(config.storage))
+
+
+async def _try_backend(name: str, builder: Builder, findings: Findings) -> None:
+    """Ask a backend whether it can train now."""
+    what = f"backend {name}"
+    with findings.catch_errors(what), user_code(EtudeError, "it could not be asked"):
+        adapter = await builder.get_trainer_adapter(name)
+        if await adapter.is_healthy():
+            findings.ok(what, "answers, and can train now")
+        else:
+            why = adapter.unhealthy_because or "look at its address and `api_key`"
+            findings.fail(what, f"does not answer, or refuses its key: {why}")
 
 
 async def _try_model(what: str, llm: OpenAiLlmConfig, findings: Findings) -> None:

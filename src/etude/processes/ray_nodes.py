@@ -202,16 +202,10 @@ class RayLauncher(Launcher):
                 while True:
                     try:
                         return await self._start(program, log)
-                    except ray.exceptions.RayTaskError as error:
-                        raise EngineError(str(error.cause)) from error
                     except ray.exceptions.RayError as error:
-                        if getattr(error, "actor_init_failed", False):
-                            raise EngineError(f"Ray cannot start a program: {first_line(error)}") from error
                         # Ray may place actors on a lost node until it notices the loss.
                         lost = f" (the last attempt: {first_line(error)})"
-                        await asyncio.sleep(_PAUSE_SECONDS)
-                    except (ValueError, TypeError) as error:
-                        raise EngineError(f"Ray cannot start a program: {error}; see `cluster`") from error
+                    await asyncio.sleep(_PAUSE_SECONDS)
         except TimeoutError as error:
             raise NoRoom(
                 f"Ray had no room for a process of {self._room} within {self._seconds:g} s{lost}; ask "
@@ -219,12 +213,22 @@ class RayLauncher(Launcher):
             ) from error
 
     async def _start(self, program: Program, log: Path) -> RayChild:
+        """Start a program. Raises EngineError, or RayError if another attempt may succeed."""
         import ray
 
-        actor: Any = ray.remote(ProgramActor).options(**self._options).remote()
         try:
-            # Ray sends a short argument directly, not through the object store.
-            return RayChild(actor, await actor.start.remote(program), log)
-        except BaseException:
-            ray.kill(actor)
+            actor: Any = ray.remote(ProgramActor).options(**self._options).remote()
+            try:
+                # Ray sends a short argument directly, not through the object store.
+                return RayChild(actor, await actor.start.remote(program), log)
+            except BaseException:
+                ray.kill(actor)
+                raise
+        except ray.exceptions.RayTaskError as error:
+            raise EngineError(str(error.cause)) from error
+        except ray.exceptions.RayError as error:
+            if getattr(error, "actor_init_failed", False):
+                raise EngineError(f"Ray cannot start a program: {first_line(error)}") from error
             raise
+        except (ValueError, TypeError) as error:
+            raise EngineError(f"Ray cannot start a program: {error}; see `cluster`") from error

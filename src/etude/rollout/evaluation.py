@@ -251,7 +251,7 @@ class ScoreCollector:
         scores: Scores = {}
         if record.failure is None:
             scores = await self.scorer.score_single(item)
-        if not self.scorer.needs_groups:
+        if not self.scorer.relative:
             await self._finish(record, item, scores)
             return
         group = self._waiting.setdefault(item.id, [])

@@ -316,13 +316,14 @@ class Scorer:
         self.names = tuple(self.evaluators)
         self._slots = asyncio.Semaphore(self.max_concurrency)
         self._single: dict[str, Evaluator] = {}
-        self._relative: dict[str, Evaluator] = {}
+        self.relative: dict[str, Evaluator] = {}
+        """The evaluators that compare the episodes of an example, by name."""
         self._weighted: dict[str, WeightedEvaluator] = {}
         for name, evaluator in self.evaluators.items():
             self._sort_in(name, as_evaluator(evaluator))
 
     def _sort_in(self, name: str, evaluator: Evaluator) -> None:
-        known = {**self._single, **self._relative, **self._weighted}
+        known = {**self._single, **self.relative, **self._weighted}
         if known.get(name, evaluator) is not evaluator:
             raise RequestError(
                 f"two evaluators are called '{name}', which a weighted evaluator uses; rename one of them"
@@ -333,14 +334,9 @@ class Scorer:
             # After its parts, so that one pass in this order finds all parts combined.
             self._weighted[name] = evaluator
         elif evaluator.is_relative:
-            self._relative[name] = evaluator
+            self.relative[name] = evaluator
         else:
             self._single[name] = evaluator
-
-    @property
-    def needs_groups(self) -> bool:
-        """Whether any evaluator compares the episodes of an example."""
-        return bool(self._relative)
 
     async def score_single(self, item: EvalInputItem) -> Scores:
         """Return the scores of the evaluators that judge each episode alone."""
@@ -351,8 +347,8 @@ class Scorer:
         """Return the scores of comparing evaluators; `items` are one example's episodes with an output."""
         if not items:
             return []
-        scores = await asyncio.gather(*(self._score(items, *named) for named in self._relative.items()))
-        return [dict(zip(self._relative, of_one, strict=True)) for of_one in zip(*scores, strict=True)]
+        scores = await asyncio.gather(*(self._score(items, *named) for named in self.relative.items()))
+        return [dict(zip(self.relative, of_one, strict=True)) for of_one in zip(*scores, strict=True)]
 
     async def combine(self, item: EvalInputItem, scores: Scores) -> Scores:
         """Return the scores of all evaluators, in the order of the config, from the two methods above."""

@@ -21,6 +21,7 @@ from etude.backends.lm_server import FREE_ENGINE
 from etude.config.finetuning import LoraOptions
 from etude.core.errors import TrainingError
 from etude.core.keys import fold
+from etude.core.sample import trained_tokens
 from etude.core.training_rows import ROW_OF
 from etude.learner.learner import Learner, LearnerOptions
 from etude.learner.optimiser import Schedule
@@ -282,4 +283,5 @@ class ServerOrder(JobOrder):
                     "training changed no weight: no row has a gradient (equal answers of a pair have none), "
                     "or learning_rate_multiplier is too small"
                 )
-        folder.add_news(News(kind="done", digest=made, trained_tokens=data.count_trained_tokens(training)))
+        tokens = sum(trained_tokens(data.rows[row]) for step in training.steps for row in step.rows)
+        folder.add_news(News(kind="done", digest=made, trained_tokens=tokens))

@@ -237,7 +237,7 @@ def summarize(history: History, num_epochs: int | None = None) -> Summary:
     return Summary(
         run_id=history.run_id,
         epochs_trained=len(trained),
-        epochs_skipped=len(history.skipped_epochs),
+        epochs_skipped=sum(entry.skipped is not None for entry in history.epochs),
         measured_on=VALIDATION if history.validations else TRAINING,
         warm_up=None if history.warm_up is None else WarmUpFigure.from_entry(history.warm_up),
         **{key: Figure.from_entry(entry) for key, entry in measured.items() if entry is not None},
