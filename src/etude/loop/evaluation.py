@@ -38,7 +38,7 @@ from etude.models.source import local_path, require_base
 from etude.rollout.evaluation import OnScore, rescore
 from etude.runtime import Runtime, open_runtime
 from etude.store.episodes import EVALUATION, choose_phase
-from etude.store.facts import RunVersion, choose_version
+from etude.store.facts import RunVersion, choose_version, version_name
 from etude.store.files import WEIGHTS_FILE, DamagedError, damage_in, write_atomically
 from etude.store.histories import read_histories
 from etude.store.journal import ModelLog
@@ -160,8 +160,7 @@ async def evaluate(
     """
     version, engines = None, dict[str, Engine]()
     if request.run is not None:
-        whose = "" if request.target is None else f"{request.target}:"
-        version = choose_version(Path(request.run), f"{whose}v{request.version or 0}")
+        version = choose_version(Path(request.run), version_name(request.version, request.target))
     async with AsyncExitStack() as exits:
         target = replaced_model(config, version)
         opponents = find_opponents(config.llms, target)

@@ -22,7 +22,7 @@ from etude.store.figures import Summary, best_version, last_version, summary_in
 from etude.store.histories import end_of_run, read_histories
 from etude.store.journal import read_states
 from etude.store.run_folder import LOCK, RunFolder, lock_holder
-from etude.store.stored_config import evaluated_model, read_request, stored_data, trained_parts
+from etude.store.stored_config import EvaluationRequest, read_request, stored_data, trained_parts
 
 State = Literal["running", "finished", "unfinished", "unreadable"]
 
@@ -242,8 +242,20 @@ class RunVersion:
         return None if self.version is None else stored_at(self.run, self.version)
 
     def __str__(self) -> str:
-        whose = "" if self.target is None else f"{self.target}:"
-        return f"{self.run.name}:{whose}{f'v{self.number}' if self.number else BASE}"
+        return f"{self.run.name}:{version_name(self.number, self.target)}"
+
+
+def version_name(number: int | None, target: str | None) -> str:
+    """Return how a version is written after the name of its run: `v3` or `base`, or `verifier:v3`."""
+    name = f"v{number}" if number else BASE
+    return name if target is None else f"{target}:{name}"
+
+
+def evaluated_model(request: EvaluationRequest, base: str | None) -> str | None:
+    """Return the evaluated model: `run:v3`, or else `base`, the model that the config names."""
+    if request.run is None:
+        return base
+    return f"{Path(request.run).name}:{version_name(request.version, request.target)}"
 
 
 def run_version(text: str, root: Path) -> RunVersion | None:
@@ -376,7 +388,8 @@ def differing_settings(runs: Sequence[Path]) -> dict[str, list[Any]]:
     """
     settings: list[dict[KeyPath, Any]] = []
     for run in runs:
-        data, request = stored_data(run, required=False), read_request(run)
+        with RunFolder.read(run) as folder:
+            data, request = stored_data(run, required=False), read_request(folder.journal)
         if request is not None:
             model = evaluated_model(request, trained_parts(data)["base"])
             data = {"evaluate": {"model": model, "repeat": request.repeat, "greedy": request.greedy}, **data}

@@ -120,18 +120,7 @@ class EvaluationRequest(BaseModel, frozen=True, extra="forbid"):
     """Whether the most likely token is always taken."""
 
 
-def read_request(run: Path | Journal) -> EvaluationRequest | None:
+def read_request(journal: Journal) -> EvaluationRequest | None:
     """Return the evaluation that a run is for, or None for another kind of run. Raises StoreError."""
-    if isinstance(run, Path):
-        with RunFolder.read(run) as folder:
-            return read_request(folder.journal)
-    stored = run.get(REQUEST_STEP)
+    stored = journal.get(REQUEST_STEP)
     return None if stored is None else EvaluationRequest.model_validate(stored)
-
-
-def evaluated_model(request: EvaluationRequest, base: str | None) -> str | None:
-    """Return the evaluated model: `run:v3`, or else `base`, the model that the config names."""
-    if request.run is None:
-        return base
-    whose = "" if request.target is None else f"{request.target}:"
-    return f"{Path(request.run).name}:{whose}{f'v{request.version}' if request.version else 'base'}"
