@@ -81,6 +81,10 @@ def _logprob(value: Any) -> Commit:
     return says(200, completion(logprobs={"content": [token, token]}))
 
 
+def _usage(**counts: int) -> Commit:
+    return says(200, completion() | {"usage": counts})
+
+
 async def _resets(writer: asyncio.StreamWriter) -> None:
     connection = writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -113,66 +117,57 @@ _GOOD = json.dumps(completion()).encode()
 _CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 _FAR = "Fri, 31 Dec 99999999999 23:59:59 GMT"
 
-FAULTS: dict[str, Fault] = {
-    "500": Fault("temporary", fails(500, "CUDA error"), "HTTP 500: CUDA error"),
-    "502-html": Fault("temporary", sends(reply(502, b"<html>Bad Gateway</html>")), "HTTP 502"),
-    "503-empty": Fault("temporary", sends(reply(503, b"")), "HTTP 503"),
-    "503-date": Fault(
-        "temporary", fails(503, "later", retry_after="Sun, 06 Nov 1994 08:49:37 GMT"), "HTTP 503"
-    ),
+_TEMPORARY: dict[str, tuple[Commit, str]] = {
+    "500": (fails(500, "CUDA error"), "HTTP 500: CUDA error"),
+    "502-html": (sends(reply(502, b"<html>Bad Gateway</html>")), "HTTP 502"),
+    "503-empty": (sends(reply(503, b"")), "HTTP 503"),
+    "503-date": (fails(503, "later", retry_after="Sun, 06 Nov 1994 08:49:37 GMT"), "HTTP 503"),
+    **{f"{code}": (fails(code, "busy"), f"HTTP {code}: busy") for code in (408, 409, 429, 504, 529)},
     **{
-        f"{status}": Fault("temporary", fails(status, "busy"), f"HTTP {status}: busy")
-        for status in (408, 409, 429, 504, 529)
-    },
-    **{
-        f"429-{number}": Fault("temporary", fails(429, "wait", retry_after=wait), "HTTP 429")
+        f"429-{number}": (fails(429, "wait", retry_after=wait), "HTTP 429")
         for number, wait in enumerate((_FAR, "1e300", "nan", "-7"))
     },
-    "reset": Fault("temporary", _resets, "Error"),
-    "closed": Fault("temporary", sends(b""), "Error"),
-    "cut": Fault("temporary", sends(reply(200, _GOOD[:40], {"content-length": "4000"})), "Error"),
-    "cut-chunk": Fault("temporary", sends(_CHUNKED + b"100\r\n{"), "Error"),
-    "no-http": Fault("temporary", sends(b"\x00\x01\x02 hello\r\n\r\n"), "Error"),
-    "long-header": Fault("temporary", sends(reply(200, _GOOD, {"x": "y" * 2**20})), "Error"),
-    "empty": Fault("temporary", sends(reply(200, b"")), "malformed JSON"),
-    "204": Fault("refused", sends(b"HTTP/1.1 204 No Content\r\n\r\n"), "HTTP 204"),
-    "half-json": Fault("temporary", sends(reply(200, _GOOD[:40])), "malformed JSON"),
-    "html": Fault("temporary", sends(reply(200, b"<html>Sign in</html>")), "malformed JSON"),
-    "deep-json": Fault("temporary", sends(reply(200, b"[" * 100_000)), "malformed JSON"),
-    "no-utf-8": Fault("temporary", sends(reply(200, b'{"choices": "\xff\xfe"}')), "malformed JSON"),
-    "surrogate": Fault("temporary", sends(reply(200, b'{"choices": "\\ud800"}')), "malformed JSON"),
-    "list": Fault("temporary", says(200, [completion()]), "an answer without choices"),
-    "no-choices": Fault("temporary", says(200, completion() | {"choices": []}), "an answer without choices"),
-    "error-200": Fault("temporary", says(200, {"error": {"message": "gone"}}), "without choices: gone"),
-    "gave-up": Fault("temporary", says(200, completion(finish_reason="abort")), "gave up"),
-    "logprob-nan": Fault("temporary", _logprob(float("nan")), "malformed JSON"),
+    "reset": (_resets, "Error"),
+    "closed": (sends(b""), "Error"),
+    "cut": (sends(reply(200, _GOOD[:40], {"content-length": "4000"})), "Error"),
+    "cut-chunk": (sends(_CHUNKED + b"100\r\n{"), "Error"),
+    "no-http": (sends(b"\x00\x01\x02 hello\r\n\r\n"), "Error"),
+    "long-header": (sends(reply(200, _GOOD, {"x": "y" * 2**20})), "Error"),
+    "empty": (sends(reply(200, b"")), "malformed JSON"),
+    "half-json": (sends(reply(200, _GOOD[:40])), "malformed JSON"),
+    "html": (sends(reply(200, b"<html>Sign in</html>")), "malformed JSON"),
+    "deep-json": (sends(reply(200, b"[" * 100_000)), "malformed JSON"),
+    "no-utf-8": (sends(reply(200, b'{"choices": "\xff\xfe"}')), "malformed JSON"),
+    "surrogate": (sends(reply(200, b'{"choices": "\\ud800"}')), "malformed JSON"),
+    "list": (says(200, [completion()]), "an answer without choices"),
+    "no-choices": (says(200, completion() | {"choices": []}), "an answer without choices"),
+    "error-200": (says(200, {"error": {"message": "gone"}}), "without choices: gone"),
+    "gave-up": (says(200, completion(finish_reason="abort")), "gave up"),
+    "logprob-nan": (_logprob(float("nan")), "malformed JSON"),
     **{
-        f"logprob-{value}": Fault("temporary", _logprob(value), f"content[0].logprob is {value!r}")
+        f"logprob-{value}": (_logprob(value), f"content[0].logprob is {value!r}")
         for value in (7.5, 1e308, -1e308, "text")
     },
-    "id-negative": Fault("temporary", says(200, completion(token_ids=[7, -1])), "token_ids[1] is -1"),
-    "lengths": Fault("temporary", says(200, completion(token_ids=[7])), "2 logprobs"),
-    "usage-negative": Fault(
-        "temporary", says(200, completion() | {"usage": {"prompt_tokens": -1}}), "usage.prompt_tokens is -1"
-    ),
-    "usage-absurd": Fault(
-        "temporary", says(200, completion() | {"usage": {"completion_tokens": 10**30}}), "completion_tokens"
-    ),
-    "content-number": Fault("temporary", says(200, completion(message={"content": 7})), "content is 7"),
-    "large": Fault("temporary", sends(reply(200, b"", {"content-length": str(2**30)})), "larger than 32 MB"),
-    "endless": Fault(
-        "temporary",
-        endlessly(_CHUNKED, b"10000\r\n" + b" " * 2**16 + b"\r\n", seconds=0),
-        "larger than 32 MB",
-    ),
-    "gzip-bomb": Fault("temporary", _explodes, "larger than 32 MB"),
-    "no-gzip": Fault("temporary", sends(reply(200, _GOOD, {"content-encoding": "gzip"})), "Can not decode"),
-    "brotli": Fault("temporary", sends(reply(200, _GOOD, {"content-encoding": "br"})), "Error"),
-    "hang": Fault("slow", lambda writer: asyncio.sleep(3600), "request_timeout"),
-    "trickle": Fault(
-        "slow", endlessly(reply(200, b"", {"content-length": "1000000"}), b" "), "request_timeout"
-    ),
-    "headers": Fault("slow", endlessly(b"HTTP/1.1 200 OK\r\n", b"x: y\r\n"), "request_timeout"),
+    "id-negative": (says(200, completion(token_ids=[7, -1])), "token_ids[1] is -1"),
+    "lengths": (says(200, completion(token_ids=[7])), "2 logprobs"),
+    "usage-negative": (_usage(prompt_tokens=-1), "usage.prompt_tokens is -1"),
+    "usage-absurd": (_usage(completion_tokens=10**30), "completion_tokens"),
+    "content-number": (says(200, completion(message={"content": 7})), "content is 7"),
+    "large": (sends(reply(200, b"", {"content-length": str(2**30)})), "larger than 32 MB"),
+    "endless": (endlessly(_CHUNKED, b"10000\r\n" + b" " * 2**16 + b"\r\n", seconds=0), "larger than 32 MB"),
+    "gzip-bomb": (_explodes, "larger than 32 MB"),
+    "no-gzip": (sends(reply(200, _GOOD, {"content-encoding": "gzip"})), "Can not decode"),
+    "brotli": (sends(reply(200, _GOOD, {"content-encoding": "br"})), "Error"),
+}
+_SLOW: dict[str, Commit] = {
+    "hang": lambda writer: asyncio.sleep(3600),
+    "trickle": endlessly(reply(200, b"", {"content-length": "1000000"}), b" "),
+    "headers": endlessly(b"HTTP/1.1 200 OK\r\n", b"x: y\r\n"),
+}
+FAULTS: dict[str, Fault] = {
+    **{name: Fault("temporary", *fault) for name, fault in _TEMPORARY.items()},
+    **{name: Fault("slow", commit, "request_timeout") for name, commit in _SLOW.items()},
+    "204": Fault("refused", sends(b"HTTP/1.1 204 No Content\r\n\r\n"), "HTTP 204"),
     "401": Fault("refused", fails(401, "Incorrect API key", "invalid_api_key"), "Incorrect API key"),
     "403": Fault("refused", fails(403, "not for you"), "HTTP 403"),
     "404": Fault("refused", fails(404, "The model `tiny` does not exist"), "does not exist"),

@@ -91,15 +91,6 @@ def test_a_value_that_an_option_does_not_take_is_told_with_what_was_found(algori
         algorithm(**options)
 
 
-@given(st.lists(st.tuples(st.sampled_from([0.0, 0.25, 0.5, 1.0]), st.sampled_from("abc")), max_size=6))
-def test_dpo_pairs_always_prefer_the_better_of_two_different_responses(siblings):
-    for one in map(to_trajectory, Dpo().samples(group(*siblings), Tally())):
-        item = one.episode[0]
-        assert one.reward > 0
-        assert item.chosen_ids != item.rejected_ids
-        assert len(item.chosen_ids) == len(item.chosen_mask) == len(item.chosen_logprobs)
-
-
 def imitate(siblings, min_reward=None, best_k=None, tally=None):
     found = ExpertIteration(min_reward=min_reward, best_k=best_k).samples(siblings, tally or Tally())
     return [(one.reward, one.generation) for one in found]

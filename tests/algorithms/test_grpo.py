@@ -158,6 +158,7 @@ def test_each_agent_is_compared_with_itself():
     first, second = Grpo(credit="agent").groups([group], Tally())
     assert [(sample.agent, sample.reward) for sample in first.units] == [("first", 0), ("first", 1)]
     assert [(sample.agent, sample.reward) for sample in second.units] == [("second", 0), ("second", -1)]
+    assert [group.rewards for group in (first, second)] == [[0, 1], [0, -1]]
     assert Grpo().advantages(second.units) == [[1.0, 1.0], [-1.0, -1.0]]
 
 

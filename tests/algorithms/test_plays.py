@@ -2,7 +2,7 @@
 
 import pytest
 
-from etude.algorithms import dpo, grpo
+from etude.algorithms import dpo
 from etude.algorithms.dpo import Dpo, Malt
 from etude.algorithms.grpo import Grpo
 from etude.algorithms.plays import BRANCHED, answers_of_group, turn_returns
@@ -31,24 +31,6 @@ async def test_an_answer_earns_what_came_after_it(tmp_path):
     values = tree.values("verifier")
     own = {node.call: values[node.id] for node in tree.nodes if node.agent == "verifier"}
     assert turn_returns(verifier.calls, tree, "verifier", 1.0) == pytest.approx(own)
-
-
-async def test_grpo_compares_an_agent_with_itself_in_the_other_plays(tmp_path):
-    records = [
-        await play_out(tmp_path, adp(), ["proof", decision], generation=n, id=f"train/1/e/{n}")
-        for n, decision in enumerate((ACCEPT, REJECT))
-    ]
-    groups = Grpo(credit="agent").groups([[scored_play(record, 0.5) for record in records]], Tally())
-    assert [[(one.reward, one.generation) for one in group.units] for group in groups] == [
-        [(1.0, 0), (0.0, 1)],
-        [(1.0, 0), (-1.0, 1)],
-    ]
-    assert [group.rewards for group in groups] == [[1.0, 0.0], [1.0, -1.0]]
-    # With the episode's reward there is nothing to compare.
-    tally = Tally()
-    (none,) = Grpo().groups([[scored_play(record, 0.5) for record in records]], tally)
-    assert none.units == []
-    assert tally.left_out == {grpo.NO_ADVANTAGE: 1}
 
 
 async def test_turn_credit_gives_every_answer_its_own_advantage(tmp_path):

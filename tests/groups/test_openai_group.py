@@ -6,7 +6,6 @@ import re
 import pytest
 
 from etude.backends.openai_api import TrainingJobNotFoundClientError
-from etude.backends.openai_jobs import OpenAiAdapter, OpenAiAdapterConfig
 from etude.backends.trainer_adapter import Capabilities, JobHyperparameters
 from etude.core.errors import CapabilityError, EngineError, RequestError, TrainingError
 from etude.core.job import TrainingStatusEnum
@@ -26,13 +25,14 @@ from etude.protocols import adp, nip
 from etude.store.journal import Journal, ModelLog
 from tests.algorithms.scripted_episodes import conversation, episode, play_out
 from tests.backends.lm_stand_in import LmStandIn
-from tests.backends.openai_stand_in import StandIn
+from tests.backends.openai_stand_in import BASE, StandIn
+from tests.backends.test_openai_jobs import backend
 from tests.protocols.games import example
 from tests.support import ScriptedEngine
-from tests.training import FakeAdapter, Interrupted
+from tests.training import FakeAdapter, Interrupted, interrupt, version
 
 ACCEPT, REJECT = "Decision: accept", "Decision: reject"
-BASE = "gpt-4o-mini-2024-07-18"
+PROTOCOL = adp()
 
 
 class Engine(ScriptedEngine):
@@ -57,7 +57,7 @@ class Obedient(FakeAdapter):
 class Made:
     """A group with all that is around it; `again()` is the same in another process."""
 
-    def __init__(self, folder, journal, *, protocol=None, adapter=None, **settings):
+    def __init__(self, folder, journal, *, protocol=PROTOCOL, adapter=None, **settings):
         self.folder, self.journal, self.protocol, self.settings = folder, journal, protocol, settings
         self.adapter = adapter or Obedient(
             folder / "backend", capabilities=Capabilities(versions=True, from_base=True)
@@ -75,12 +75,19 @@ class Made:
     def again(self):
         return Made(self.folder, self.journal, protocol=self.protocol, adapter=self.adapter, **self.settings)
 
+    async def imitate(self, play, **options):
+        """Make a job from the prover's answers in a play."""
+        return await self.group.create_supervised_fine_tune_job({"prover": [play]}, **options)
 
-def at_openai(folder, journal, *, ending="succeeded", server=None):
-    """A group that trains at a stand-in of OpenAI, and the stand-in."""
-    server = server or StandIn(ending=ending, min_rows=1)
-    adapter = OpenAiAdapter(OpenAiAdapterConfig(min_rows=1), server.client(), BASE)
-    return Made(folder, journal, protocol=adp(), adapter=adapter), server
+    async def train_twice(self, plays):
+        """Train one version after the other, and go back to the first."""
+        await train(self, plays)
+        state = self.group.get_state_dict()
+        await self.imitate(plays[1])
+        await self.group.switch_to_next_model()
+        entries = self.group.lineage()
+        self.group.set_state(state)
+        return entries
 
 
 def have_say(adapter, **changes):
@@ -98,6 +105,20 @@ def make(tmp_path, journal):
     return lambda **settings: Made(tmp_path, journal, **settings)
 
 
+@pytest.fixture(name="made")
+async def make_ready(make):
+    """A group of the agents of a protocol, ready for jobs."""
+    made = make()
+    await made.group.wait_for_ready()
+    return made
+
+
+@pytest.fixture
+def server():
+    """A stand-in of OpenAI."""
+    return StandIn(min_rows=1)
+
+
 @pytest.fixture
 async def plays(tmp_path):
     """A true claim that is accepted, and a false one that is accepted too."""
@@ -108,9 +129,8 @@ async def plays(tmp_path):
 
 async def train(made, plays):
     """One supervised job, made and switched to."""
-    right, _ = plays
     await made.group.wait_for_ready()
-    await made.group.create_supervised_fine_tune_job({"prover": [right], "verifier": [right]})
+    await made.group.create_supervised_fine_tune_job({"prover": plays[:1], "verifier": plays[:1]})
     await made.group.wait_for_fine_tune_job(poll_interval=0)
     return await made.group.switch_to_next_model()
 
@@ -134,15 +154,14 @@ async def test_the_lineage_says_what_made_each_version(make, plays):
 
 
 async def test_a_group_that_starts_from_scratch_starts_each_job_from_the_base(make, plays):
-    made = make(protocol=adp(), fine_tune_from_scratch=True)
+    made = make(fine_tune_from_scratch=True)
     await train(made, plays)
-    await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
+    await made.imitate(plays[0])
     assert (await made.adapter.current_version()).number == 0
     assert made.group.jobs.log.state.plans[made.group.get_state().fine_tune_job_id].parent == 0
 
 
-async def test_the_state_survives_the_process(make, plays):
-    made = make(protocol=adp())
+async def test_the_state_survives_the_process(made, plays):
     await train(made, plays)
     again = made.again()
     assert again.group.get_state() == made.group.get_state()
@@ -152,15 +171,8 @@ async def test_the_state_survives_the_process(make, plays):
     assert await again.group.switch_to_next_model() == made.group.jobs.version
 
 
-async def test_a_switch_that_was_killed_half_way_is_made_whole(make, plays, monkeypatch):
-    made = make(protocol=adp())
-    right, _ = plays
-    await made.group.wait_for_ready()
-    await made.group.create_supervised_fine_tune_job({"prover": [right]})
-
-    async def interrupt(state):
-        raise Interrupted
-
+async def test_a_switch_that_was_killed_half_way_is_made_whole(made, plays, monkeypatch):
+    await made.imitate(plays[0])
     monkeypatch.setattr(made.group, "_keep", interrupt)
     with pytest.raises(Interrupted):
         await made.group.switch_to_next_model()
@@ -171,10 +183,8 @@ async def test_a_switch_that_was_killed_half_way_is_made_whole(make, plays, monk
     assert len(again.group.lineage()) == 1
 
 
-async def test_a_switch_that_fails_leaves_everything_as_it_was(make, plays):
-    made = make(protocol=adp())
-    await made.group.wait_for_ready()
-    await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
+async def test_a_switch_that_fails_leaves_everything_as_it_was(made, plays):
+    await made.imitate(plays[0])
     before, adopt = made.group.get_state(), made.engine.adopt
 
     async def fail(version):
@@ -189,11 +199,9 @@ async def test_a_switch_that_fails_leaves_everything_as_it_was(make, plays):
     assert made.group.get_state() == before
 
 
-async def test_a_job_of_the_same_data_is_the_same_job_until_it_fails(make, plays):
-    made = make(protocol=adp())
-    await made.group.wait_for_ready()
-    first = await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
-    assert await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]}) == first
+async def test_a_job_of_the_same_data_is_the_same_job_until_it_fails(made, plays):
+    first = await made.imitate(plays[0])
+    assert await made.imitate(plays[0]) == first
     have_say(made.adapter, status=TrainingStatusEnum.FAILED, message="out of memory")
     assert made.group.jobs.log.state.newest_number == 1
     assert await made.group.get_fine_tune_job_status() == "failed"
@@ -202,8 +210,8 @@ async def test_a_job_of_the_same_data_is_the_same_job_until_it_fails(make, plays
     assert await made.group.get_fine_tune_job_error_repr() == "out of memory"
     with pytest.raises(TrainingError, match="ended as 'failed': out of memory"):
         await made.group.switch_to_next_model()
-    second = await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
-    third = await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
+    second = await made.imitate(plays[0])
+    third = await made.imitate(plays[0])
     assert (second.run_id, third.run_id) == (f"{first.run_id}-retry-1", f"{first.run_id}-retry-2")
 
 
@@ -216,9 +224,9 @@ async def test_a_job_of_the_same_data_is_the_same_job_until_it_fails(make, plays
     ],
 )
 async def test_what_is_not_submitted_is_told_by_its_type(make, plays, settings, kind, reason):
-    made = make(protocol=adp(), **settings)
+    made = make(**settings)
     await made.group.wait_for_ready()
-    result = await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
+    result = await made.imitate(plays[0])
     assert type(result) is kind and re.search(reason, result.reason)
     assert made.adapter.submitted == []
     # It is neither a success nor a failure, and nothing changes.
@@ -229,8 +237,8 @@ async def test_what_is_not_submitted_is_told_by_its_type(make, plays, settings, 
     assert made.group.is_trainable == (kind is not Frozen)
 
 
-async def test_without_any_job_there_is_nothing_to_switch_to(make):
-    group = make().group
+async def test_without_any_job_there_is_nothing_to_switch_to(made):
+    group = made.group
     assert await group.get_fine_tune_job_status() == "not_found"
     assert "no job was" in await group.get_fine_tune_job_error_repr()
     with pytest.raises(TrainingJobNotFoundClientError):
@@ -239,8 +247,8 @@ async def test_without_any_job_there_is_nothing_to_switch_to(make):
         await group._get_openai_fine_tune_job()
 
 
-async def test_the_rows_of_dpo_are_the_steps_that_were_paired(tmp_path, journal):
-    made, server = at_openai(tmp_path, journal)
+async def test_the_rows_of_dpo_are_the_steps_that_were_paired(tmp_path, make, server):
+    made = make(adapter=backend(server, min_rows=1))
     tree = await play_out(tmp_path, adp(), ["good", "bad", "bad", ACCEPT], widths={"prover": 3})
     steps = {"prover": [Step(tree, 0), Step(tree, 1)]}, {"prover": [Step(tree, 1), Step(tree, 2)]}
     await made.group.create_dpo_fine_tune_job(*steps)
@@ -259,8 +267,8 @@ async def test_the_rows_of_dpo_are_the_steps_that_were_paired(tmp_path, journal)
     ]
 
 
-async def test_a_replaced_guess_is_the_truth_in_the_row(tmp_path, journal, plays):
-    made, server = at_openai(tmp_path, journal)
+async def test_a_replaced_guess_is_the_truth_in_the_row(make, server, plays):
+    made = make(adapter=backend(server, min_rows=1))
     right, wrong = plays
     await made.group.create_supervised_fine_tune_job({"prover": [right]}, {"verifier": [wrong]})
     prover, verifier = (row["messages"] for row in server.rows("ftjob-0"))
@@ -270,8 +278,8 @@ async def test_a_replaced_guess_is_the_truth_in_the_row(tmp_path, journal, plays
     assert verifier[2] == {"role": "assistant", "content": REJECT}
 
 
-async def test_a_group_at_openai_goes_through_its_states_and_to_its_next_model(tmp_path, journal, plays):
-    made, _ = at_openai(tmp_path, journal)
+async def test_a_group_at_openai_goes_through_its_states_and_to_its_next_model(make, server, plays):
+    made = make(adapter=backend(server, min_rows=1))
     group = made.group
     assert group.training_client_type == "openai"
     assert group.openai_client is made.adapter.client
@@ -289,9 +297,9 @@ async def test_a_group_at_openai_goes_through_its_states_and_to_its_next_model(t
 
 
 @pytest.mark.parametrize("ending", ["failed", "cancelled"])
-async def test_a_job_that_ended_badly_at_openai(tmp_path, journal, plays, ending):
-    made, _ = at_openai(tmp_path, journal, ending=ending)
-    await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
+async def test_a_job_that_ended_badly_at_openai(make, plays, ending):
+    made = make(adapter=backend(StandIn(ending=ending, min_rows=1), min_rows=1))
+    await made.imitate(plays[0])
     with pytest.raises(TrainingError):
         await made.group.wait_for_fine_tune_job(poll_interval=0)
     assert await made.group.get_fine_tune_job_status() == ending
@@ -303,13 +311,13 @@ async def test_a_job_that_ended_badly_at_openai(tmp_path, journal, plays, ending
 
 @pytest.mark.parametrize("free_engine", [True, False])
 async def test_a_language_model_server_makes_room_for_training_where_it_is_to(
-    tmp_path, journal, plays, monkeypatch, free_engine
+    make, plays, monkeypatch, free_engine
 ):
     monkeypatch.setattr("etude.backends.lm_server._POLL", 0.0)
     server = LmStandIn()
     server.faults["GET /health"] = ["lost", 503]
     adapter = server.adapter(free_engine=free_engine)
-    group = Made(tmp_path, journal, protocol=adp(), adapter=adapter).group
+    group = make(adapter=adapter).group
     assert group.training_client_type == "lm_server"
     assert group.language_model_client is adapter.server
     await group.wait_for_ready(timeout=60)
@@ -332,20 +340,19 @@ async def test_a_language_model_server_makes_room_for_training_where_it_is_to(
 
 
 @pytest.mark.parametrize("settings", [{"freeze_agent": True}, {"dry_run": True}, {"min_rows": 9}])
-async def test_what_submits_nothing_leaves_the_servers_engine_alone(tmp_path, journal, plays, settings):
+async def test_what_submits_nothing_leaves_the_servers_engine_alone(make, plays, settings):
     server = LmStandIn()
-    adapter = server.adapter(free_engine=True)
-    group = Made(tmp_path, journal, protocol=adp(), adapter=adapter, **settings).group
-    await group.wait_for_ready(timeout=60)
-    await group.create_supervised_fine_tune_job({"prover": [plays[0]]})
+    made = make(adapter=server.adapter(free_engine=True), **settings)
+    await made.group.wait_for_ready(timeout=60)
+    await made.imitate(plays[0])
     if "min_rows" not in settings:
-        await group.train()
+        await made.group.train()
     assert "away" not in server.engine
 
 
-async def test_a_job_that_a_server_forgot_is_not_found_by_its_name(tmp_path, journal, plays):
+async def test_a_job_that_a_server_forgot_is_not_found_by_its_name(make, plays):
     server = LmStandIn()
-    group = Made(tmp_path, journal, protocol=adp(), adapter=server.adapter()).group
+    group = make(adapter=server.adapter()).group
     await group.wait_for_ready(timeout=60)
     await group.create_supervised_fine_tune_job({"prover": [plays[0]]})
     server.jobs.clear()
@@ -355,8 +362,7 @@ async def test_a_job_that_a_server_forgot_is_not_found_by_its_name(tmp_path, jou
         await group._get_lm_server_fine_tune_job()
 
 
-async def test_a_group_that_does_not_get_ready_says_so(make):
-    made = make()
+async def test_a_group_that_does_not_get_ready_says_so(made):
 
     async def away():
         return False
@@ -378,8 +384,7 @@ async def test_a_group_that_does_not_get_ready_says_so(make):
         ),
     ],
 )
-async def test_a_state_that_is_none_or_another_groups_changes_nothing(make, plays, state, problem):
-    made = make(protocol=adp())
+async def test_a_state_that_is_none_or_another_groups_changes_nothing(made, plays, state, problem):
     await train(made, plays)
     before = made.group.get_state()
     with pytest.raises(RequestError, match=problem):
@@ -387,11 +392,11 @@ async def test_a_state_that_is_none_or_another_groups_changes_nothing(make, play
     assert made.group.get_state() == before
 
 
-async def test_a_group_goes_on_from_a_state_in_another_journal(tmp_path, journal, plays):
-    first, server = at_openai(tmp_path, journal)
+async def test_a_group_goes_on_from_a_state_in_another_journal(tmp_path, make, server, plays):
+    first = make(adapter=backend(server, min_rows=1))
     made = await train(first, plays)
     with Journal(tmp_path / "other.db") as other:
-        second, _ = at_openai(tmp_path, other, server=server)
+        second = Made(tmp_path, other, adapter=backend(server, min_rows=1))
         second.group.set_state(first.group.get_state_dict())
         await second.group.eval()
         assert (second.group.model_name, second.engine.version) == (made.location, 1)
@@ -403,8 +408,8 @@ async def test_a_group_goes_on_from_a_state_in_another_journal(tmp_path, journal
     assert server.jobs["ftjob-1"]["model"] == made.location
 
 
-async def test_a_line_of_another_model_is_an_error_that_names_both(make, plays):
-    group = make(protocol=adp()).group
+async def test_a_line_of_another_model_is_an_error_that_names_both(made, plays):
+    group = made.group
     group.jobs.model = "polcy"
     steps = [{"prover": [Step(play, 0)]} for play in plays]
     for create in (
@@ -417,23 +422,10 @@ async def test_a_line_of_another_model_is_an_error_that_names_both(make, plays):
             await create
 
 
-async def test_a_backend_that_gives_a_number_twice_is_found_out(make, plays):
-    made = make(protocol=adp())
-    await train(made, plays)
-    state = made.group.get_state_dict()
-    await made.group.create_supervised_fine_tune_job({"prover": [plays[1]]})
-    await made.group.switch_to_next_model()
-    entries = made.group.lineage()
-    made.group.set_state(state)
+async def test_a_backend_that_gives_a_number_twice_is_found_out(made, plays):
+    entries = await made.train_twice(plays)
     # The fake adapter counts from where it starts, and its digests go by numbers.
-    made.adapter.behave = None
-    status = made.adapter.status
-
-    async def other_weights(ref):
-        found = await status(ref)
-        return found.model_copy(update={"version": found.version.model_copy(update={"digest": "other"})})
-
-    made.adapter.status = other_weights
+    have_say(made.adapter, version=version(2).model_copy(update={"digest": "other"}))
     await made.group.create_supervised_fine_tune_job({"prover": [plays[0]], "verifier": [plays[1]]})
     with pytest.raises(TrainingError, match=r"made version 2 .*, but job .* already made"):
         await made.group.switch_to_next_model()
@@ -441,23 +433,17 @@ async def test_a_backend_that_gives_a_number_twice_is_found_out(make, plays):
     assert made.group.jobs.version.number == 1
 
 
-async def test_a_backend_without_a_way_back_says_so(tmp_path, journal, plays):
+async def test_a_backend_without_a_way_back_says_so(make, tmp_path, plays):
     adapter = FakeAdapter(tmp_path / "backend", capabilities=Capabilities(versions=True))
-    made = Made(tmp_path, journal, protocol=adp(), adapter=adapter)
-    await train(made, plays)
-    state = made.group.get_state_dict()
-    await made.group.create_supervised_fine_tune_job({"prover": [plays[1]]})
-    await made.group.switch_to_next_model()
-    made.group.set_state(state)
+    made = make(adapter=adapter)
+    await made.train_twice(plays)
     with pytest.raises(CapabilityError, match="starts from version 1"):
-        await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]}, job_name="back")
+        await made.imitate(plays[0], job_name="back")
     assert "back" not in adapter.submitted
 
 
-async def test_a_job_that_fails_is_late_or_not_over_says_what_to_do(make, plays):
-    made = make(protocol=adp())
-    await made.group.wait_for_ready()
-    await made.group.create_supervised_fine_tune_job({"prover": [plays[0]]})
+async def test_a_job_that_fails_is_late_or_not_over_says_what_to_do(made, plays):
+    await made.imitate(plays[0])
     made.adapter.behave = lambda status: status.model_copy(update={"status": TrainingStatusEnum.FAILED})
     with pytest.raises(TrainingError, match=r"ended as 'failed'\. .* the same data"):
         await made.group.wait_for_fine_tune_job(poll_interval=0)
@@ -502,7 +488,7 @@ def test_the_attributes_are_those_of_the_agents_and_the_protocol(make):
     assert group.agent_wholes["verifier"].may_decide
     assert make().group.lora_alpha is None
     with pytest.raises(RequestError, match="plays no protocol"):
-        _ = make().group.max_message_rounds
+        _ = make(protocol=None).group.max_message_rounds
     assert group.training_client_type == "adapter"
     with pytest.raises(CapabilityError, match="language-model server"):
         _ = group.language_model_client
@@ -526,8 +512,8 @@ def test_agents_of_a_group_must_agree(make, agents, message):
         OpenAiSharedModelGroup("pair", [GroupAgent("a", ModelSettings(BASE))], make().group.jobs)
 
 
-async def test_data_of_strangers_and_steps_that_do_not_fit_are_refused(make, plays):
-    group, (right, wrong) = make(protocol=adp()).group, plays
+async def test_data_of_strangers_and_steps_that_do_not_fit_are_refused(made, plays):
+    group, (right, wrong) = made.group, plays
     supervised, dpo = group.create_supervised_fine_tune_job, group.create_dpo_fine_tune_job
     for job, message in (
         (supervised({"judge": [right]}), "has no agent 'judge'; agents: "),
@@ -544,7 +530,7 @@ async def test_data_of_strangers_and_steps_that_do_not_fit_are_refused(make, pla
 
 
 async def test_an_agent_that_plays_no_protocol_needs_rewards_for_grpo(make):
-    group = make().group
+    group = make(protocol=None).group
     records = [episode(conversation("q", f"a{n}"), generation=n) for n in range(2)]
     await group.wait_for_ready()
     with pytest.raises(RequestError, match=r"'train/1/e/0' is None, .*; give it in `rewards`"):

@@ -30,6 +30,7 @@ EXPERTS: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 16,
 }
+SHARED: dict[str, Any] = EXPERTS | {"shared_expert_intermediate_size": 16}
 LATENT: dict[str, Any] = EXPERTS | {
     "n_routed_experts": 4,
     "n_group": 2,
@@ -130,12 +131,7 @@ ARCHITECTURES = [
             "hidden_size_per_layer_input": 8,
             "laurel_rank": 4,
             "altup_num_inputs": 2,
-            "layer_types": [
-                *["sliding_attention"] * 2,
-                "full_attention",
-                "sliding_attention",
-                "full_attention",
-            ],
+            "layer_types": ["sliding_attention", *["sliding_attention", "full_attention"] * 2],
             "activation_sparsity_pattern": [0.0] * 5,
             "intermediate_size": [48] * 5,
         },
@@ -154,7 +150,7 @@ ARCHITECTURES = [
         },
     ),
     Architecture("Mixtral", "MixtralConfig", EXPERTS),
-    Architecture("Qwen 2 MoE", "Qwen2MoeConfig", EXPERTS | {"shared_expert_intermediate_size": 16}),
+    Architecture("Qwen 2 MoE", "Qwen2MoeConfig", SHARED),
     Architecture("Qwen 3 MoE", "Qwen3MoeConfig", EXPERTS | HEAD),
     Architecture("gpt-oss", "GptOssConfig", EXPERTS | HEAD | WINDOW),
     Architecture(
@@ -173,13 +169,9 @@ ARCHITECTURES = [
         "Llama4TextConfig",
         EXPERTS | HEAD | {"intermediate_size_mlp": 48, "attention_chunk_size": 8, "num_hidden_layers": 4},
     ),
-    Architecture(
-        "Qwen 3 Next", "Qwen3NextConfig", EXPERTS | LINEAR | {"shared_expert_intermediate_size": 16}
-    ),
+    Architecture("Qwen 3 Next", "Qwen3NextConfig", SHARED | LINEAR),
     Architecture("Qwen 3.5, 3.6", "Qwen3_5TextConfig", LINEAR),
-    Architecture(
-        "Qwen 3.5 MoE", "Qwen3_5MoeTextConfig", EXPERTS | LINEAR | {"shared_expert_intermediate_size": 16}
-    ),
+    Architecture("Qwen 3.5 MoE", "Qwen3_5MoeTextConfig", SHARED | LINEAR),
     Architecture("LFM 2", "Lfm2Config", {"full_attn_idxs": [1]}),
     Architecture(
         "LFM 2 MoE",

@@ -50,46 +50,36 @@ class Family:
     """Why its template writes an earlier conversation differently, but for thinking."""
 
 
-_CHATML = Family("<|im_end|> <|endoftext|>", "<think> </think> <tool_call> </tool_call>")
-_NEMOTRON = Family("<|im_end|> <|endoftext|>", "<img> </img> <image>")
-_GEMMA = Family("<end_of_turn> <eos>", bos="<bos>")
-_GEMMA4 = Family("<turn|> <|tool_response> <eos>", "<|image> <image|>", "<bos>")
 _DEEPSEEK = Family("<｜end▁of▁sentence｜>", bos="<｜begin▁of▁sentence｜>")
-_LLAMA = Family("<|eot_id|> <|eom_id|> <|end_of_text|>", bos="<|begin_of_text|>")
 
 FAMILIES = {
-    "cohere": Family("<|END_OF_TURN_TOKEN|>", bos="<BOS_TOKEN>"),
-    "cohere2": Family("<|END_OF_TURN_TOKEN|>", bos="<BOS_TOKEN>"),
+    **dict.fromkeys(("cohere", "cohere2"), Family("<|END_OF_TURN_TOKEN|>", bos="<BOS_TOKEN>")),
     "deepseek_r1_distill": _DEEPSEEK,
     "deepseekv3": replace(
         _DEEPSEEK, drifts="its prompts open a thought, which a call without one leaves out"
     ),
-    "gemma": _GEMMA,
-    "gemma3": _GEMMA,
-    "gemma4": _GEMMA4,
-    "gemma4_v2": _GEMMA4,
-    "gemma4_v3": _GEMMA4,
-    "gemma4_v4": _GEMMA4,
-    "gemma4_v5": _GEMMA4,
+    **dict.fromkeys(("gemma", "gemma3"), Family("<end_of_turn> <eos>", bos="<bos>")),
+    **dict.fromkeys(
+        ("gemma4", "gemma4_v2", "gemma4_v3", "gemma4_v4", "gemma4_v5"),
+        Family("<turn|> <|tool_response> <eos>", "<|image> <image|>", "<bos>"),
+    ),
     "glm4moe": Family("<|user|> <|observation|> <|endoftext|>"),
     "gptoss": Family("<|return|> <|call|>", "<|endoftext|> <|constrain|>"),
-    "llama3": _LLAMA,
-    "llama3_1": _LLAMA,
-    "llama3_2": _LLAMA,
+    **dict.fromkeys(
+        ("llama3", "llama3_1", "llama3_2"),
+        Family("<|eot_id|> <|eom_id|> <|end_of_text|>", bos="<|begin_of_text|>"),
+    ),
     "mistral_v13": Family("</s>", "[THINK] [/THINK] [ARGS]", "<s>"),
-    "nemotron_3_nano": _NEMOTRON,
-    "nemotron_3_super": _NEMOTRON,
-    "nemotron_3_ultra": _NEMOTRON,
-    "nemotron_3_5_lightning": _NEMOTRON,
-    "phi3": Family("<|end|> <|endoftext|>"),
-    "phi3_5": Family("<|end|> <|endoftext|>"),
+    **dict.fromkeys(
+        ("nemotron_3_nano", "nemotron_3_super", "nemotron_3_ultra", "nemotron_3_5_lightning"),
+        Family("<|im_end|> <|endoftext|>", "<img> </img> <image>"),
+    ),
+    **dict.fromkeys(("phi3", "phi3_5"), Family("<|end|> <|endoftext|>")),
     "qwen2_5": Family("<|im_end|> <|endoftext|>", "<tool_call> </tool_call>"),
-    "qwen3": _CHATML,
-    "qwen3_instruct_2507": _CHATML,
-    "qwen3_5_think": _CHATML,
-    "qwen3_5_nothink": _CHATML,
-    "qwen3_6": _CHATML,
-    "qwen3_8": _CHATML,
+    **dict.fromkeys(
+        ("qwen3", "qwen3_instruct_2507", "qwen3_5_think", "qwen3_5_nothink", "qwen3_6", "qwen3_8"),
+        Family("<|im_end|> <|endoftext|>", "<think> </think> <tool_call> </tool_call>"),
+    ),
 }
 """By the name of the chat template in TRL's package, Mistral's aside. LFM is left out, and models for images,
 diffusion and training."""

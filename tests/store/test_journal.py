@@ -46,14 +46,6 @@ async def test_a_step_runs_once_and_is_remembered_also_by_the_next_process(tmp_p
     assert len(calls) == 1
 
 
-async def test_a_value_is_kept_when_its_owner_is_cancelled_while_it_is_stored(journal: Journal) -> None:
-    storing = asyncio.create_task(journal.put("a", 1))
-    await asyncio.sleep(0)
-    storing.cancel()
-    await journal.flush()
-    assert journal.get("a") == 1
-
-
 async def test_a_step_that_fails_stores_nothing_and_runs_again(journal: Journal) -> None:
     async def fail():
         raise ValueError("no")

@@ -67,10 +67,6 @@ def put(body: dict[str, Any]) -> dict[str, Any]:
     return body
 
 
-def tool(**fields: Any) -> dict[str, Any]:
-    return {"tools": [{"type": "function", "function": {"name": "add", **fields}}]}
-
-
 @dataclass(frozen=True)
 class Part:
     """An object in a request, as an SDK declares it."""
@@ -84,8 +80,16 @@ class Part:
     """Fields that no SDK has: vLLM's."""
 
 
-COMMON = {
-    "model": honour("other"),
+ALWAYS = {"model": honour("other"), "temperature": honour(0.5), "top_p": honour(0.5), "user": free("someone")}
+OF_OPENAI = ALWAYS | {
+    "metadata": free({"a": "b"}),
+    "parallel_tool_calls": honour(False),
+    "prompt_cache_key": free("x"),
+    "prompt_cache_options": free({"ttl": "30m"}),
+    "prompt_cache_retention": free("24h"),
+    "safety_identifier": free("x"),
+}
+COMMON = ALWAYS | {
     "frequency_penalty": honour(0.5),
     "logit_bias": honour({"5": 1}),
     "max_tokens": honour(7),
@@ -94,9 +98,6 @@ COMMON = {
     "seed": honour(3),
     "stop": honour(["x"]),
     "stream_options": honour({"include_usage": True}, stream=True),
-    "temperature": honour(0.5),
-    "top_p": honour(0.5),
-    "user": free("someone"),
 }
 REFUSED = (
     "add_special_tokens allowed_token_ids bad_words ec_transfer_params ignore_eos include_stop_str_in_output "
@@ -131,63 +132,51 @@ VLLM_CHAT = VLLM | {
     "return_prompt_text": refuse(True),
 }
 VLLM_TEXT = VLLM | {"add_special_tokens": refuse(False), "response_format": honour(JSON_SCHEMA)}
-CHAT = COMMON | {
-    "logprobs": honour(True),
-    "max_completion_tokens": honour(7),
-    "messages": honour([*ASK, *ASK]),
-    "metadata": free({"a": "b"}),
-    "modalities": (free(["text"]), refuse(["text", "audio"])),
-    "parallel_tool_calls": honour(False),
-    "prediction": free({"type": "content", "content": "x"}),
-    "prompt_cache_key": free("x"),
-    "prompt_cache_options": free({"ttl": "30m"}),
-    "prompt_cache_retention": free("24h"),
-    "reasoning_effort": honour("low"),
-    "response_format": (
-        honour(JSON_SCHEMA),
-        honour({"type": "json_object"}),
-        refuse({"type": "json_object", "schema": SCHEMA}),
-        refuse({"type": "structural_tag"}),
-    ),
-    "safety_identifier": free("x"),
-    "service_tier": (free("auto"), free("default"), free("flex"), refuse("priority"), refuse("fast")),
-    "store": free(False),
-    "tool_choice": (honour("required", tools=[ADD]), refuse({"type": "custom", "custom": {"name": "x"}})),
-    "tools": honour([ADD]),
-    "top_logprobs": (honour(2, logprobs=True), refuse(2)),
-    "verbosity": free("low"),
-}
+CHAT = (
+    COMMON
+    | OF_OPENAI
+    | {
+        "logprobs": honour(True),
+        "max_completion_tokens": honour(7),
+        "messages": honour([*ASK, *ASK]),
+        "modalities": (free(["text"]), refuse(["text", "audio"])),
+        "prediction": free({"type": "content", "content": "x"}),
+        "reasoning_effort": honour("low"),
+        "response_format": (
+            honour(JSON_SCHEMA),
+            honour({"type": "json_object"}),
+            refuse({"type": "json_object", "schema": SCHEMA}),
+            refuse({"type": "structural_tag"}),
+        ),
+        "service_tier": (free("auto"), free("default"), free("flex"), refuse("priority"), refuse("fast")),
+        "store": free(False),
+        "tool_choice": (honour("required", tools=[ADD]), refuse({"type": "custom", "custom": {"name": "x"}})),
+        "tools": honour([ADD]),
+        "top_logprobs": (honour(2, logprobs=True), refuse(2)),
+        "verbosity": free("low"),
+    }
+)
 TEXT = COMMON | {
     "stream_options": refuse({"include_usage": True}),
     "logprobs": honour(2),
     "prompt": honour([[5]]),
 }
-RESPONSES = {
+RESPONSES = OF_OPENAI | {
     "background": (free(False), refuse(True)),
     "include": (free(["reasoning.encrypted_content"]), refuse(["message.output_text.logprobs"])),
     "input": honour("what?"),
     "instructions": honour("Be brief."),
     "max_output_tokens": honour(7),
-    "metadata": free({"a": "b"}),
-    "model": honour("other"),
-    "parallel_tool_calls": honour(False),
     "previous_response_id": refuse("resp_of_another"),
-    "prompt_cache_key": free("x"),
-    "prompt_cache_options": free({"ttl": "30m"}),
-    "prompt_cache_retention": free("24h"),
     "reasoning": honour({"effort": "low"}),
-    "safety_identifier": free("x"),
     "service_tier": (free("auto"), refuse("priority")),
     "store": honour(False),
     "stream_options": free({"include_obfuscation": False}),
-    "temperature": honour(0.5),
     "text": honour({"format": {"type": "json_object"}}),
     "tool_choice": honour("required", tools=[{"type": "function", "name": "add"}]),
     "tools": honour([{"type": "function", "name": "add"}]),
     "top_logprobs": refuse(2),
-    "top_p": honour(0.5),
     "truncation": (free("disabled"), refuse("auto")),
-    "user": free("someone"),
 }
 MESSAGES = {
     "cache_control": free({"type": "ephemeral"}),
@@ -226,10 +215,6 @@ def tool_round(result: Mapping[str, Any], use: Mapping[str, Any]) -> dict[str, A
     return {"messages": [*ASK, *talk]}
 
 
-def function(**fields: Any) -> dict[str, Any]:
-    return {"tools": [{"type": "function", "name": "add", **fields}]}
-
-
 PARTS = [
     Part(
         "/chat/completions",
@@ -266,7 +251,7 @@ PARTS = [
             "parameters": (honour(SCHEMA), refuse("{}"), refuse([])),
             "strict": (honour(True), refuse("yes")),
         },
-        lambda found: tool(**found),
+        lambda found: {"tools": [{"type": "function", "function": {"name": "add", **found}}]},
     ),
     Part(
         "/chat/completions",
@@ -294,7 +279,7 @@ PARTS = [
             "allowed_callers": (free(["direct"]), refuse(["programmatic"])),
             "defer_loading": (free(False), refuse(True)),
         },
-        lambda found: function(**found),
+        lambda found: {"tools": [{"type": "function", "name": "add", **found}]},
     ),
     Part(
         "/responses",
