@@ -167,14 +167,28 @@ def test_an_async_def_of_what_nobody_waits_for_is_refused_where_it_stands(base, 
         returning(base, name, None)
 
 
-@pytest.mark.parametrize(("part", "shown"), [(None, "None"), (FakeAdapter, "an ABCMeta")])
-async def test_what_a_factory_yields_is_a_part(monkeypatch, part, shown):
+class Unready(etude.EpochTrainer):
+    def __init__(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ([], "yielded nothing"),
+        ([None], "yielded nothing"),
+        ([FakeAdapter], "yielded an ABCMeta"),
+        ([Unready()], r"Unready\.__init__ needs super"),
+    ],
+)
+async def test_what_a_factory_yields_is_a_part(monkeypatch, parts, said):
     async def factory(config, builder):
-        yield part
+        for part in parts:
+            yield part
 
     registration = replace(registry.lookup("trainers", "epochs"), factory=factory)
     monkeypatch.setitem(registry._registrations, ("trainers", "epochs"), registration)
-    with pytest.raises(EtudeError, match=rf"test_wrong_returns.py:\d+: .* yielded {shown}"):
+    with pytest.raises(EtudeError, match=rf"test_wrong_returns.py:\d+: .*{said}"):
         async with Builder(parse_config({"workflow": "tests.training:play"})) as builder:
             await builder.get_trainer("epochs")
 

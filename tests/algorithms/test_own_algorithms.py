@@ -19,7 +19,7 @@ from etude.backends.trainer_adapter import LocalAdapterConfig
 from etude.config.finetuning import FinetuneConfig
 from etude.config.load import parse_config
 from etude.core.conversion import to_sample
-from etude.core.errors import CapabilityError, ConfigError, RequestError, TrainingError
+from etude.core.errors import CapabilityError, ConfigError, EtudeError, RequestError, TrainingError
 from etude.core.job import ModelVersion
 from etude.learner.objective import MicroBatch
 from etude.server.job_request import job_algorithm, resolve_hyperparameters
@@ -212,16 +212,18 @@ async def test_an_algorithm_without_a_loss_is_refused_before_anything_is_sampled
 
 
 ODD = {
-    "return logprobs_BT, {}": r"Odd\.loss .*\[\d+, \d+\]",
-    "return logprobs_BT.detach().sum(), {}": r"Odd\.loss .* gradient",
-    "return logprobs_BT.sum(), {'x': 'y'}": r"odd\.py:6: Odd\.loss returned",
-    "raise KeyError('mine')": r"odd\.py:7: KeyError: 'mine'",
+    "loss(self, logprobs_BT, batch): return logprobs_BT, {}": r"Odd\.loss .*\[\d+, \d+\]",
+    "loss(self, logprobs_BT, batch): return logprobs_BT.detach().sum(), {}": r"Odd\.loss .* gradient",
+    "loss(self, logprobs_BT, batch): return logprobs_BT.sum(), {'x': 'y'}": r"odd\.py:5: Odd\.loss returned",
+    "loss(self, logprobs_BT, batch): raise KeyError('mine')": r"odd\.py:5: KeyError: 'mine'",
+    "compare(self, rewards): raise KeyError('mine')": r"odd:Odd .*odd\.py:5: KeyError: 'mine'",
+    "groups(self, episodes, tally): raise KeyError('mine')": r"odd:Odd .*odd\.py:5: KeyError: 'mine'",
+    "advantages(self, group): return None": r"odd:Odd .* no advantages",
 }
 
 
-@pytest.mark.parametrize("loss", ODD)
-async def test_an_odd_loss_is_named_with_what_is_odd(project, loss):
-    head = "import etude\n\n\nclass Odd(etude.Grpo):\n\n    def loss(self, logprobs_BT, batch):\n"
-    (project / "odd.py").write_text(f"{head}        {loss}\n")
-    with pytest.raises(TrainingError, match=ODD[loss]):
+@pytest.mark.parametrize("method", ODD)
+async def test_an_odd_method_is_named_with_what_is_odd(project, method):
+    (project / "odd.py").write_text(f"import etude\n\n\nclass Odd(etude.Grpo):\n    def {method}\n")
+    with pytest.raises(EtudeError, match=ODD[method]):
         await train(project, "odd", "odd:Odd")

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import re
 import sys
 import threading
 from collections.abc import Callable
@@ -102,17 +103,24 @@ async def _poll_forever():
             await asyncio.sleep(3600)
 
 
-def test_the_end_does_not_wait_for_a_task_that_does_not_stop_and_names_it(caplog, monkeypatch):
+async def _fail():
+    raise KeyError("mine")
+
+
+def test_the_end_waits_for_no_task_that_was_left_behind_and_names_each(caplog, monkeypatch):
     monkeypatch.setattr(threads, "GRACE_SECONDS", 0.05)
     leaked: list[asyncio.Task[None]] = []
 
     async def leave_a_task() -> str:
         leaked.append(asyncio.ensure_future(_poll_forever()))
-        await asyncio.sleep(0)
+        asyncio.gather(_fail())
+        await asyncio.sleep(0.01)
         return "done"
 
     assert run_loop(leave_a_task()) == "done"
     assert f"the task _poll_forever at {__file__}:" in caplog.text
+    assert re.search(rf"{__file__}:\d+: KeyError: 'mine'", caplog.text)
+    assert "Traceback" not in caplog.text
 
 
 async def _stop_the_loop():

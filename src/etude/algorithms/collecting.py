@@ -32,6 +32,7 @@ from etude.algorithms.samples import (
     without_retries,
 )
 from etude.config.finetuning import FinetuneConfig, TrajectoryBuilderConfig
+from etude.config.import_path import user_code
 from etude.core.call import Call
 from etude.core.episode import EpisodeRecord, Example, LoggedExample, count_episodes
 from etude.core.errors import EtudeError, RequestError
@@ -283,7 +284,8 @@ class CollectingBuilder(TrajectoryBuilder):
         """Take the `finetuning` block. Raises RequestError without a reward, or if nothing can be learned."""
         await super().initialize(run_config)
         run_config.require_reward()
-        self.algorithm.check()
+        with user_code(EtudeError, f"{self.algorithm.type_name} cannot be checked"):
+            self.algorithm.check()
         if self._runtime is not None:
             await self.algorithm.check_run(self._runtime)
 
@@ -356,8 +358,9 @@ class CollectingBuilder(TrajectoryBuilder):
         about = {"run_id": run_id, **(meta or {})}
         episodes = await self._scored_groups(output, tally, about)
         tally.replacements = self._replacements.pop(epoch, 0)
-        groups = self.algorithm.groups(episodes, tally)
-        differ = self.algorithm.find_comparable(groups)
+        with user_code(EtudeError, f"{self.algorithm.type_name} cannot make samples of the episodes"):
+            groups = self.algorithm.groups(episodes, tally)
+            differ = self.algorithm.find_comparable(groups)
         several = [own for group, own in zip(groups, differ, strict=True) if len(group.rewards or ()) > 1]
         tally.reward_groups = {"compared": len(several), "flat": several.count(False)}
         groups = await self.algorithm.complete_groups(groups, self._runtime)

@@ -19,7 +19,7 @@ from etude.algorithms.collecting import Need
 from etude.algorithms.plays import answers_of_group
 from etude.algorithms.samples import Group, Tally, UnitGroup
 from etude.core.errors import RequestError, TrainingError
-from etude.core.sample import Sample
+from etude.core.sample import Sample, SampleOrPair
 
 if TYPE_CHECKING:
     import torch
@@ -181,6 +181,14 @@ class Grpo(Algorithm, name="grpo"):
         """Return the needed data: the options for KL and correction each need their own."""
         wants: dict[Need, bool] = {"reference": self.beta > 0, "start": self.correction != "none"}
         return {"logprobs", *(need for need, is_wanted in wants.items() if is_wanted)}
+
+    def units(self, groups: Sequence[Sequence[SampleOrPair]]) -> list[tuple[Sample, ...]]:
+        """Return all units of a job in the learner's form. Raises TrainingError without advantages, which
+        would teach all answers alike."""
+        units = super().units(groups)
+        if type(self).loss is Grpo.loss and any(each.advantages is None for unit in units for each in unit):
+            raise TrainingError(f"{self.type_name} gives samples no advantages, which etude.Grpo.loss needs")
+        return units
 
     def weight_factors(self, units: Sequence[Sequence[Sample]]) -> list[list[float]]:
         """Return factors that make sums a mean over tokens, over samples' token means, or Dr. GRPO's."""

@@ -115,9 +115,12 @@ class Builder:
 
     async def _get_part(self, kind: Kind, name: str, interface: str) -> Any:
         """Return a component by name. Raises EtudeError if it lacks the interface, which is known only by
-        name, since it is defined in a higher package."""
+        name, since it is defined in a higher package, or if the interface's `__init__` was not called."""
         part = await self.get(kind, name)
         if any(base.__name__ == interface for base in type(part).__mro__):
+            if not hasattr(part, "run_config"):
+                own = type(part).__init__
+                raise EtudeError(f"{where_defined(own)}: {own.__qualname__} needs super().__init__(config)")
             return part
         registration = registry.lookup(kind, self.config.section(kind)[name].type_name)
         raise EtudeError(
@@ -186,10 +189,15 @@ class Builder:
         user_builder._user = key
         context = contextlib.asynccontextmanager(registration.factory)(config, user_builder)
         with user_code(EtudeError, f"cannot build {key} (_type: {registration.name})"):
-            component = await context.__aenter__()
-            self._exits.push_async_exit(partial(_close, context, key))
+            try:
+                component = await context.__aenter__()
+            except RuntimeError as error:
+                if not isinstance(error.__context__, StopAsyncIteration):
+                    raise
+                component = None  # The generator ended before a `yield`.
             if component is None:
-                raise EtudeError(f"{where_defined(registration.factory)}: what builds {key} yielded None")
+                raise EtudeError(f"{where_defined(registration.factory)}: what builds {key} yielded nothing")
+            self._exits.push_async_exit(partial(_close, context, key))
             wrap = self._wrap_llm if kind == "llms" else None
             return component if wrap is None else wrap(key.removeprefix("llms."), component)
 

@@ -7,6 +7,7 @@ import functools
 import inspect
 import logging
 import threading
+import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent import futures
@@ -137,6 +138,7 @@ def run_loop(work: Coroutine[Any, Any, T]) -> T:
     failures: list[BaseException] = []
 
     async def main() -> T:
+        asyncio.get_running_loop().set_exception_handler(_warn)
         try:
             return await work
         except BaseException as error:
@@ -162,6 +164,14 @@ def run_loop(work: Coroutine[Any, Any, T]) -> T:
             "or evaluator that runs here can do that; with `-o eval.general.isolation=process` it can only "
             "end its own process. Finished work is kept, and `etude resume` continues from it"
         ) from error
+
+
+def _warn(_: asyncio.AbstractEventLoop, problem: dict[str, Any]) -> None:
+    """Log in one line what Python logs with a traceback, such as the error of a task that nobody awaits."""
+    error = problem.get("exception")
+    frames = traceback.extract_tb(None if error is None else error.__traceback__)
+    place = f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""
+    _LOG.warning("%s: %s%s", problem["message"], place, "" if error is None else error_words(error))
 
 
 def _describe(task: asyncio.Task[Any]) -> str:
