@@ -198,6 +198,8 @@ class Counting:
     async def open(self) -> AsyncIterator[Counting]:
         self.sessions += 1
         self._count = 0
+        if self._dies_at == 0 and self._of is not None:
+            raise self._of
         yield self
 
     async def call(self, name: str, arguments: dict[str, Any]) -> ToolResult:
@@ -242,3 +244,15 @@ async def test_an_agent_may_go_on_without_a_tool_that_fails(journal: Journal, ki
     assert re.fullmatch("went on: .*out of numbers", record.output)
     assert sorted(event.tool.outcome for event in record.events if event.tool) == ["failed", "ok"]
     assert call_counts(record)["tool_failed"] == 1
+
+
+@pytest.mark.parametrize("kind", [OSError, SystemExit])
+async def test_tools_that_cannot_be_opened_are_no_failure_of_the_agent(journal: Journal, kind: Any) -> None:
+    async def workflow(example: Any, episode: Any) -> str:
+        async with episode.tools("numbers"):
+            return "unreachable"
+
+    tools = {"numbers": ToolSet("numbers", Counting(dies_at=0, of=kind("out of numbers")))}
+    failure = (await collect_one(workflow, journal, tools=tools)).failure
+    assert failure is not None and failure.origin == "tool"
+    assert re.search("'numbers'.*out of numbers", failure.reason)

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from itertools import starmap
 from pathlib import Path
@@ -135,6 +136,24 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     # The lock of a dead process is free, though its file and its process id are still there.
     with RunFolder.open(tmp_path / "a"), pytest.raises(StoreError, match=r"run a .* this process"):
         RunFolder.open(tmp_path / "a")
+
+
+def test_a_run_in_a_folder_that_cannot_be_written_is_read() -> None:
+    is_root, nobody = os.geteuid() == 0, 65534  # Root may write anywhere.
+    with tempfile.TemporaryDirectory() as parent:
+        RunFolder.create(parent, "a").close()
+        for path in (Path(parent), *Path(parent).rglob("*")):
+            path.chmod(0o555)
+        if is_root:
+            os.setresuid(nobody, nobody, 0)
+        try:
+            facts = [read_facts(run) for run in list_runs(Path(parent))]
+        finally:
+            if is_root:
+                os.setresuid(0, 0, 0)
+            for path in (Path(parent), *Path(parent).rglob("*")):
+                path.chmod(0o755)
+    assert [(run.in_use_by, run.problem) for run in facts] == [(None, None)]
 
 
 def test_a_run_that_cannot_be_opened_is_not_left_locked(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from etude.config.component import ToolsConfig
 from etude.config.import_path import import_object
 from etude.config.registry import config_factory, register_tools
 from etude.core.episode import Event, ToolResult, ToolSession, ToolSet, ToolUse
-from etude.core.errors import RequestError, ToolError, alternatives, error_words
+from etude.core.errors import EtudeError, RequestError, ToolError, alternatives, error_words
 from etude.core.json_text import plain
 from etude.core.keys import content_hash
 from etude.core.message import Message, Tool
@@ -217,8 +217,7 @@ class EpisodeTools:
         stack = contextlib.AsyncExitStack()
         self._open.append(stack)
         async with stack:
-            opened = [_OpenSet(each, await stack.enter_async_context(each.source.open())) for each in sets]
-            yield Tools(self, opened)
+            yield Tools(self, [_OpenSet(each, await _open_session(each, stack)) for each in sets])
 
     async def close(self) -> None:
         """Close tools that an unfinished agent has left open. An error is noted in the episode."""
@@ -246,6 +245,17 @@ class EpisodeTools:
         result = await opened.call(name, arguments)
         await self.journal.put(key, asdict(result))
         return result
+
+
+async def _open_session(tools: ToolSet, stack: contextlib.AsyncExitStack) -> ToolSession:
+    """Open a set of tools until the stack is closed. Raises ToolError if that fails."""
+    try:
+        with no_exit("it"):
+            return await stack.enter_async_context(tools.source.open())
+    except EtudeError:
+        raise
+    except Exception as error:
+        raise ToolError(f"the tools '{tools.name}' cannot be opened: {error_words(error)}") from error
 
 
 @dataclass

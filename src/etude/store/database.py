@@ -8,6 +8,7 @@ commit.
 import asyncio
 import contextlib
 import logging
+import os
 import queue
 import sqlite3
 import struct
@@ -68,6 +69,9 @@ def open_database(path: Path, *, read_only: bool = False) -> sqlite3.Connection:
         with contextlib.suppress(OSError):
             open_private(path, "ab").close()
     query = "?mode=ro" if read_only else ""
+    at_rest = not Path(f"{path}-wal").exists()
+    if read_only and at_rest and not os.access(path.parent, os.W_OK):
+        query += "&immutable=1"  # Else SQLite makes files beside it, also to read.
     try:
         with contextlib.ExitStack() as undone:
             connection = sqlite3.connect(

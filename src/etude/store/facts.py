@@ -123,6 +123,7 @@ def read_facts(path: Path, *, required: bool = False) -> RunFacts:
         settings = stored_data(path, required=False)
         num_epochs = value_at(settings, ("finetuning", "num_epochs"))
         summary = summary_in(known, run.name, num_epochs)
+        in_use_by = lock_holder(path / LOCK)
     except EtudeError as error:
         if required and not known:
             raise
@@ -132,7 +133,6 @@ def read_facts(path: Path, *, required: bool = False) -> RunFacts:
     for key in ("method", "backend") if targets else ():
         parts_of_targets = (trained_parts(settings, target)[key] for target in targets)
         parts[key] = ", ".join(filter(None, dict.fromkeys(parts_of_targets))) or None
-    in_use_by = lock_holder(path / LOCK)
     ended = end_of_run(states)
     result = None if ended is None else ended.result
     state: State = "running" if in_use_by is not None else "unfinished" if ended is None else "finished"

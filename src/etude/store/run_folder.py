@@ -302,9 +302,9 @@ def lock_holder(path: Path) -> int | None:
     """Return the id of the process that holds the lock at `path`, or None if it is free."""
     if not path.is_file():
         return None
-    file = _open(path, os.O_RDWR)
+    file = _open(path, os.O_RDONLY)
     try:
-        return None if _try_lock(file) else _read_pid(path)
+        return None if _try_lock(file, shared=True) else _read_pid(path)
     finally:
         os.close(file)
 
@@ -313,16 +313,17 @@ def _open(path: Path, flags: int) -> int:
     try:
         return os.open(path, flags, 0o600)
     except OSError as error:
-        raise StoreError(f"{path}: {error.strerror}; the run folder must be writable") from error
+        needed = "readable" if flags == os.O_RDONLY else "writable"
+        raise StoreError(f"{path}: {error.strerror}; the run folder must be {needed}") from error
 
 
-def _try_lock(file: int) -> bool:
+def _try_lock(file: int, *, shared: bool = False) -> bool:
     try:
         import fcntl
     except ImportError as error:
         raise RequestError("run folders need Linux, macOS or WSL: this system has no file locks") from error
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError:
         return False
     return True
