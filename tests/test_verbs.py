@@ -203,7 +203,7 @@ def _cyclic():
     ("value", "error"),
     [
         (10**5000, "4300 digits"),
-        (json.loads("[" * 800 + "]" * 800), "nested too deep"),
+        (json.loads("[" * 800 + "]" * 800), "nested (too|deeper)"),
         (json.loads("[" * 70 + "]" * 70), "nested deeper than 64 levels"),
         (_cyclic(), "contains itself"),
     ],

@@ -43,7 +43,7 @@ async def connect() -> AsyncIterator[tuple[Stream, Stream]]:
     async with server:
         here = Stream(*await asyncio.open_connection(*server.sockets[0].getsockname()))
         yield here, await there
-        await here.close()
+        await asyncio.gather(here.close(), (await there).close())
 
 
 async def test_both_ends_prove_that_they_know_the_key():
