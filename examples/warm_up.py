@@ -31,7 +31,7 @@ from etude.learner.optimiser import plan_steps
 from etude.models.policy import Policy
 from etude.models.template import ChatTemplate
 from etude.rollout.collector import Collector, Limits
-from etude.rollout.evaluation import EvaluationRun
+from etude.rollout.evaluation import JournalledEvaluation
 from etude.rollout.workflow import as_workflow
 from etude.store.journal import Journal
 
@@ -115,7 +115,7 @@ async def measure(
             limits=Limits(max_concurrency=max_concurrency),
             sampling={"policy": sampling or Sampling()},
         )
-        run = EvaluationRun(collector, {"reward": evaluator}, journal, max_concurrency=max_concurrency)
+        run = JournalledEvaluation(collector, {"reward": evaluator}, journal, max_concurrency=max_concurrency)
         output = await run.run(examples, phase="measure", keep_episodes=False)
     return estimate(output.scores()["reward"], output.bounds()["reward"])
 

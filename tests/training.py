@@ -23,7 +23,7 @@ from etude.core.job import ModelVersion, TrainingJobRef, TrainingJobStatus, Trai
 from etude.loop.recording_wrappers import RecordedTrainer
 from etude.loop.trainer import EpochTrainer, EpochTrainerConfig
 from etude.rollout.collector import Collector, Limits
-from etude.rollout.evaluation import EvaluationRun
+from etude.rollout.evaluation import JournalledEvaluation
 from etude.rollout.evaluator import FunctionEvaluator
 from etude.rollout.workflow import Workflow
 from etude.runtime import Report, Runtime
@@ -245,7 +245,7 @@ class Run:
         return Runtime(
             run=folder,
             builder=Builder(Config()),
-            evaluation=EvaluationRun(
+            evaluation=JournalledEvaluation(
                 collector, evaluators, folder.journal, error_budget=self.finetuning.error_budget
             ),
             examples=self.examples,

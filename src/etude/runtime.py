@@ -22,7 +22,7 @@ from etude.models.source import keep_base
 from etude.processes.pool import Cluster, open_runner
 from etude.processes.shipping import build_collector, build_evaluators, target_model
 from etude.processes.status import Parts, Watchdog, publish_status
-from etude.rollout.evaluation import Evaluation, EvaluationRun
+from etude.rollout.evaluation import Evaluation, JournalledEvaluation
 from etude.store.backup import back_up
 from etude.store.episodes import encode_example, example_digest, stored_episodes
 from etude.store.run_folder import EXAMPLES_STEP, RunFolder
@@ -91,7 +91,7 @@ async def open_runtime(
         await exits.enter_async_context(publish_status(parts))
         watchdog = Watchdog(parts, config.stall)
         await exits.enter_async_context(watchdog.watching())
-        evaluation = EvaluationRun(
+        evaluation = JournalledEvaluation(
             collector,
             await build_evaluators(builder),
             run.journal,

@@ -24,7 +24,7 @@ from etude.protocols.sandbox import call_function
 from etude.protocols.scenario import Log, agent_log
 from etude.protocols.tree import VERDICTS, Node
 from etude.rollout.collector import Collector
-from etude.rollout.evaluation import EvaluationRun
+from etude.rollout.evaluation import JournalledEvaluation
 from etude.store.run_folder import RunFolder
 from tests.support import ScriptedEngine
 
@@ -236,7 +236,9 @@ async def test_the_config_plays_on_the_shipped_programs(tmp_path: Path, monkeypa
             evaluators = {name: await builder.get_evaluator(name) for name in config.eval.evaluators}
             engines = {name: ScriptedEngine(answer) for name in config.llms}
             collector = Collector(await builder.get_workflow(), engines, run.journal)
-            output = await EvaluationRun(collector, evaluators, run.journal).run(examples, phase="eval")
+            output = await JournalledEvaluation(collector, evaluators, run.journal).run(
+                examples, phase="eval"
+            )
     scores = {name: result.average_score for name, result in output.evaluation_results}
     assert len(examples) == 6 and scores["accuracy"] is not None
     assert scores["verifier"] == pytest.approx(2 * scores["accuracy"] - 1)

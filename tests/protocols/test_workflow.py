@@ -16,7 +16,7 @@ from etude.loop.metrics import validation_metrics
 from etude.protocols import ProtocolWorkflow, adp
 from etude.protocols.workflow import ProtocolReward
 from etude.rollout.collector import Collector
-from etude.rollout.evaluation import EvaluationRun
+from etude.rollout.evaluation import JournalledEvaluation
 from etude.rollout.workflow import as_workflow
 from etude.store.journal import Journal
 from tests.protocols.games import Labelled, example, script
@@ -84,7 +84,7 @@ async def test_a_config_plays_and_scores(journal: Journal) -> None:
     async with Builder(made) as builder:
         collector = Collector(await builder.get_workflow(), models, journal)
         evaluators = {name: await builder.get_evaluator(name) for name in ("verifier", "prover")}
-        run = EvaluationRun(collector, evaluators, journal)
+        run = JournalledEvaluation(collector, evaluators, journal)
         examples = [Example("right", {"label": 1}), Example("wrong", {"label": 0})]
         output = await run.run(examples, phase="eval")
     assert [item.score for item in output.evaluator_items("verifier")] == [1.0, -2.0]
@@ -128,7 +128,7 @@ def test_what_is_made_in_python_is_checked_and_agents_have_the_models_of_their_n
 async def test_widths_that_are_asked_for_are_those_of_one_collection(journal: Journal) -> None:
     engine = script(prover=["because"], verifier=["Decision: accept"])
     collector = Collector(as_workflow(ProtocolWorkflow(adp(), Labelled())), {"policy": engine}, journal)
-    run = EvaluationRun(collector, {"verifier": ProtocolReward("verifier")}, journal, error_budget=1.0)
+    run = JournalledEvaluation(collector, {"verifier": ProtocolReward("verifier")}, journal, error_budget=1.0)
 
     async def plays(phase: str, **widths: Any) -> int:
         [item] = (await run.run([example()], phase=phase, **widths)).evaluator_items("verifier")

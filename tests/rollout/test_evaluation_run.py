@@ -14,7 +14,7 @@ from etude.core.errors import EngineError, ErrorBudgetExceeded
 from etude.core.evaluation import EvalInputItem, EvalOutputItem, EvaluationRunOutput
 from etude.core.interfaces import Evaluator
 from etude.rollout.collector import Collector, Limits
-from etude.rollout.evaluation import EvaluationRun
+from etude.rollout.evaluation import JournalledEvaluation
 from etude.rollout.evaluator import FunctionEvaluator, WeightedEvaluator, make_score
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Journal
@@ -40,10 +40,10 @@ def evaluation(
     workflow: Callable[..., Any] = agent,
     engine: ScriptedEngine | None = None,
     **options: Any,
-) -> EvaluationRun:
+) -> JournalledEvaluation:
     limits = Limits(max_concurrency=4, timeout=options.pop("episode_timeout", 600.0))
     collector = Collector(Workflow("agent", workflow), {"m": engine or echo()}, journal, limits=limits)
-    return EvaluationRun(collector, evaluators, journal, **options)  # type: ignore[arg-type]  # plain functions too
+    return JournalledEvaluation(collector, evaluators, journal, **options)  # type: ignore[arg-type]  # plain functions too
 
 
 def even(example: Example, output: str) -> float:

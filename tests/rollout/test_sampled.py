@@ -12,7 +12,7 @@ from etude.core.episode import SIMULATED_USER, EpisodeRecord, Example
 from etude.core.errors import ErrorBudgetExceeded
 from etude.loop.collections import CollectionStats
 from etude.rollout.collector import Collector
-from etude.rollout.evaluation import ErrorBudget, EvaluationRun, rescore
+from etude.rollout.evaluation import ErrorBudget, JournalledEvaluation, rescore
 from etude.rollout.evaluator import FunctionEvaluator
 from etude.rollout.workflow import Workflow
 from etude.store.journal import Journal
@@ -94,7 +94,9 @@ async def journal(tmp_path: Path) -> Any:
     engine = ScriptedEngine(lambda request: request.messages[-1]["content"])
     with Journal(tmp_path / "run.db") as journal:
         collector = Collector(Workflow("agent", agent), {"m": engine}, journal)
-        run = EvaluationRun(collector, {"zero": FunctionEvaluator(lambda example, output: 0.0)}, journal)
+        run = JournalledEvaluation(
+            collector, {"zero": FunctionEvaluator(lambda example, output: 0.0)}, journal
+        )
         await run.run(EXAMPLES, phase="train/1", generations=3)
         await run.run(EXAMPLES, phase="train/1/q1", generations=1)
         yield journal

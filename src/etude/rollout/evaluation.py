@@ -286,7 +286,7 @@ class ScoreCollector:
 
 
 @dataclass(eq=False)
-class EvaluationRun(Evaluation):
+class JournalledEvaluation(Evaluation):
     """Runs the workflow on examples and scores every episode; each episode and score is a journalled step.
 
     A failed episode or score is kept with its reason and counted. It is never a zero.
@@ -366,7 +366,7 @@ async def rescore(
 
     The scores are kept under `<episode id>/rescore:<label>/<evaluator>`, next to the run's own scores. A
     second call with the same label returns the stored scores, so use another label if an evaluator has
-    changed. The other arguments are the same as for `EvaluationRun` and its `run`.
+    changed. The other arguments are the same as for `JournalledEvaluation` and its `run`.
 
     Raises RequestError if the phase has no episodes, and ErrorBudgetExceeded if too many scores failed.
     """
@@ -392,7 +392,7 @@ async def rescore(
     try:
         return await gathering.score_all(records())
     except ErrorBudgetExceeded:
-        await journal.flush()  # As in `EvaluationRun.run`.
+        await journal.flush()  # As in `JournalledEvaluation.run`.
         for episode_id in ids.values():
             for score in _failed_scores(journal, episode_id, f"rescore:{label}"):
                 await journal.forget(score)
