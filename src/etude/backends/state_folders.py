@@ -123,7 +123,7 @@ class StateFolders:
                 note_sum(draft / _FACTS)
         except StoreError as error:
             what = f"cannot save {self._noun} {number}"
-            raise StoreError(f"{what}: {error}; free some space and resume") from error
+            raise StoreError(f"{what}: {error}") from error
         return version
 
     def facts(self, number: int) -> dict[str, Any]:
