@@ -82,7 +82,7 @@ GUESTS = {"nat", "verifiers"}
 
 @functools.cache
 def modules() -> dict[str, ast.Module]:
-    """The syntax trees of all modules, by their join_path names."""
+    """The syntax trees of all modules, by their dotted names."""
     gc.disable()  # Looking for garbage among them would take longer than making them.
     found = {_module_name(path): ast.parse(path.read_text(encoding="utf-8")) for path in SOURCE.rglob("*.py")}
     gc.freeze()

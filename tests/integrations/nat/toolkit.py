@@ -70,7 +70,7 @@ class Project:
         return str(self.base / "validation.jsonl")
 
     def configure(self, **changes: Any) -> None:
-        """Write the example's config, small; `changes` are by join_path keys with `__` for the dots."""
+        """Write the example's config, small; `changes` are by keys with `__` for the dots."""
         config = yaml.safe_load((EXAMPLE / "config.yml").read_text())
         config["llms"]["sorter"]["model_name"] = str(self.base / "model")
         config["eval"]["general"]["dataset"]["file_path"] = str(self.base / "train.jsonl")
