@@ -36,12 +36,15 @@ def whole_run(folder: Path, *command: str) -> tuple[int, dict[str, Any]]:
 
 def check_losses(folder: Path, losses: int, seed: int, *resume: str) -> None:
     """`resume` is the address of the storage, with options; of the folder's own if it is left out."""
-    command = ["train", "config.yml", "--name", "run"]
+    command = begin = ["train", "config.yml", "--name", "run"]
     (count, expected), choice = whole_run(folder, *command), random.Random(seed)
     again = ["resume", *(resume or (f"file://{folder}/storage/run",))]
     for _ in range(losses):
         events_seen, seconds = choice.randint(2, count - 2), choice.random() * 0.1
         is_killed = killed_after(events_seen, *command, folder=folder, seconds=seconds)
+        if not (folder / "runs").exists():
+            command = begin  # It was lost before the first backup.
+            continue
         shutil.rmtree(folder / "runs")
         command = again
         if not is_killed:
