@@ -25,7 +25,7 @@ from etude.models.tiny import build_policy, build_tokenizer
 from tests.algorithms.scripted_episodes import conversation, episode
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.test_openai_jobs import dpo, imitation, imitations
-from tests.cli.projects import change, etude, local_project, process
+from tests.cli.projects import change, etude, local_project, process, succeed
 from tests.support import read_summary
 
 
@@ -210,8 +210,7 @@ def test_a_run_trains_there(project):
     grpo = {"_type": "grpo", "num_generations": 4}
     change(project, trajectory_builders={"made": grpo}, trainer_adapters__server__free_engine=True)
     # The server is shared, and a job's name is taken there once and for all.
-    shown = etude("train", "config.yml", "--name", "grpo")
-    assert shown.exit_code == 0, shown.stderr
+    succeed("train", "config.yml", "--name", "grpo")
     summary = read_summary(Path("runs/grpo"))
     assert summary["last_version"]["location"].startswith("ft:policy:grpo-epoch-1:")
     (job,) = json.loads(etude("jobs", "grpo", "--json").stdout)

@@ -16,7 +16,7 @@ from etude.models.weights import digest, load_tensors
 from etude.store.files import WEIGHTS_FILE
 from tests.cli.conftest import base as base
 from tests.cli.killed import killed_after, repeatable_project
-from tests.cli.projects import change, etude, run_to_end
+from tests.cli.projects import change, etude, run_to_end, succeed
 from tests.cli.test_damaged_versions import calls as calls
 from tests.models.tiny_models import fresh_policy
 
@@ -123,12 +123,10 @@ def test_a_run_has_its_best_and_its_last_version_on_the_disk_and_exports_any(
     rewards = {entry["version"]["number"]: entry["metrics"]["avg_reward"] for entry in shown["validations"]}
     best = {number for number in rewards if rewards[number] >= max(rewards[n] for n in range(number + 1))}
     assert kept == {f"v{number}" for number in best | {4} if number}
-    exported = etude("export", "run", "--version", "best", "--out", project / "best")
-    assert exported.exit_code == 0, exported.output
+    exported = succeed("export", "run", "--version", "best", "--out", project / "best")
     versions = [entry["version"]["number"] for entry in shown["epochs"]]
     gone = next(number for number in versions if f"v{number}" not in kept)
-    exported = etude("export", "run", "--version", f"v{gone}")
-    assert exported.exit_code == 0, exported.output
+    exported = succeed("export", "run", "--version", f"v{gone}")
     assert f"run:v{gone}: " in exported.stderr and "trained again" in exported.stderr
     assert len(calls) == played and "bit for bit" not in exported.stderr
     assert {path.name for path in (run / "checkpoints").glob("v?")} == kept
@@ -146,8 +144,7 @@ def test_versions_that_were_not_written_are_made_again_of_what_was_sampled(
     assert killed_after(third, "train", "config.yml", "--name", "run", folder=project)
     run = project / "runs" / "run"
     assert not list((run / "checkpoints").glob("v?"))
-    result = etude("resume", "run")
-    assert result.exit_code == 0, result.output
+    result = succeed("resume", "run")
     shown = " ".join(result.output.split())
     assert "were not written: v1 is missing; v2 is missing; v3 is missing" in shown
     assert "epochs 1 to 3 will be trained" in shown
@@ -170,6 +167,5 @@ def test_a_version_whose_epoch_was_not_recorded_is_made_again_without_a_word(pro
             "SELECT min(key) FROM steps WHERE key LIKE 'record/%' AND value LIKE '%EpochEntry%\"epoch\": 2,%'"
         )
         database.execute(f"DELETE FROM steps WHERE key LIKE 'record/%' AND key >= ({cut})")
-    resumed = etude("resume", "run")
-    assert resumed.exit_code == 0, resumed.output
+    resumed = succeed("resume", "run")
     assert "trained again" not in resumed.output and last.read_bytes() == weights

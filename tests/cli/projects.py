@@ -150,8 +150,13 @@ def etude(*arguments: Any) -> Any:
 
 def succeed(*arguments: Any) -> Any:
     """The same of a command that must succeed."""
+    return fail(*arguments, code=0)
+
+
+def fail(*arguments: Any, code: int = 2) -> Any:
+    """The same of a command that must end with this code."""
     shown = etude(*arguments)
-    assert shown.exit_code == 0, shown.output
+    assert shown.exit_code == code, shown.output
     return shown
 
 
@@ -161,12 +166,13 @@ def process(*arguments: Any, folder: Path, environment: Mapping[str, str] | None
 
 
 def run_to_end(
-    *arguments: Any, folder: Path, timeout: float = 120, **options: Any
+    *arguments: Any, folder: Path, timeout: float = 120, code: int = 0, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """A command in a forked process, run to its end."""
+    """A command in a forked process, run to its end, which must be by this code."""
     started = process(*arguments, folder=folder, **options)
     output, errors = started.communicate(timeout=timeout)
-    return subprocess.CompletedProcess(started.args, started.wait(), output, errors)
+    assert started.wait() == code, output + errors
+    return subprocess.CompletedProcess(started.args, code, output, errors)
 
 
 def started_anew(

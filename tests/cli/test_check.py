@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from etude.config.load import resolved_yaml
-from tests.cli.projects import change, etude, rows, succeed
+from tests.cli.projects import change, etude, fail, rows, succeed
 from tests.loop.test_targets import play
 from tests.models.tiny_models import fresh_policy
 
@@ -107,8 +107,7 @@ def test_all_that_is_wrong_is_found_in_one_go(local):
     assert "./nowhere': the folder" in wrong["model policy"]
     assert "did you mean" in wrong["examples"]
     assert "num_generations: 1" in wrong["training"]
-    shown = etude("check", "config.yml")
-    assert shown.exit_code == 2
+    shown = fail("check", "config.yml")
     assert "✗ examples" in shown.stdout
 
 
@@ -178,8 +177,7 @@ WRONG = [
 def test_an_unknown_agent_is_found_before_anything_is_sampled(key, value, words, path):
     lines = write_protocol(**{key: value}).splitlines()
     [line] = [number for number, text in enumerate(lines, 1) if words in text]
-    shown = etude("check", "config.yml")
-    assert shown.exit_code == 2
+    shown = fail("check", "config.yml")
     output = " ".join((shown.stderr + shown.stdout).split())
     assert f"config.yml:{line}:" in output
     assert re.search(rf"{re.escape(path)}: .*no agent 'verifer'; .*'verifier'\?", output)
@@ -195,6 +193,5 @@ def test_an_unknown_agent_is_found_before_anything_is_sampled(key, value, words,
 )
 def test_what_could_never_train_is_found(key, value, told):
     write_protocol(**{key: value})
-    shown = etude("check", "config.yml")
-    assert shown.exit_code == 2
+    shown = fail("check", "config.yml")
     assert re.search(told, " ".join((shown.stderr + shown.stdout).split()))

@@ -18,7 +18,7 @@ from etude.store.files import SUMS
 from etude.store.histories import read_histories
 from etude.store.run_folder import LOCK
 from tests.cli.killed import repeatable_project
-from tests.cli.projects import etude, succeed
+from tests.cli.projects import etude, fail, succeed
 from tests.support import one_quick, without_times
 
 
@@ -131,8 +131,7 @@ def test_check_names_each_file_and_the_next_resume_mends_it(
     assert "versions are whole" in succeed("runs", "check", "run").output
     flip(run / "checkpoints" / "v3" / "learner.json")
     empty(run / "checkpoints" / "v1" / "trained.safetensors")
-    found = etude("runs", "check", "run")
-    assert found.exit_code == 1
+    found = fail("runs", "check", "run", code=1)
     shown = " ".join(found.output.split())
     assert "v1/trained.safetensors is empty; v3/learner.json is not" in shown
     assert found.output.splitlines()[-1] == "next: etude resume runs/run"
@@ -202,8 +201,7 @@ def kill_at_first_database(project: Path) -> None:
 def test_a_run_that_was_killed_before_it_had_a_journal_is_begun_again(project: Path) -> None:
     kill_at_first_database(project)
     assert (project / "runs" / "r" / LOCK).exists()
-    refused = etude("resume", "r")
-    assert refused.exit_code == 2, refused.output
+    refused = fail("resume", "r")
     assert "nothing to continue" in refused.output
     assert ": etude train CONFIG --name r" in refused.output
     succeed("train", "config.yml", "--name", "r")

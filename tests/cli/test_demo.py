@@ -9,7 +9,7 @@ from etude.models.source import packaged_folder
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.preflight.starter import FILES
 from etude.show.metrics_files import render_reward_plot
-from tests.cli.projects import change, etude, events, local_project, succeed
+from tests.cli.projects import change, etude, events, fail, local_project, succeed
 from tests.models.test_source import hub_away as hub_away
 
 BASE = """
@@ -58,8 +58,7 @@ def test_an_agent_is_made_trained_and_measured_in_a_new_folder(small_example):
 def test_a_demo_is_not_written_over(small_example):
     (small_example / "mine").mkdir()
     (small_example / "mine" / "notes.txt").write_text("mine")
-    shown = etude("demo", "--out", "mine")
-    assert shown.exit_code == 2
+    shown = fail("demo", "--out", "mine")
     assert "not empty" in shown.stderr
 
 
@@ -99,7 +98,6 @@ def test_a_model_that_is_there_is_measured_at_three_points(short, tmp_path, monk
 def test_without_the_pretrained_model_it_says_how_to_get_one(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing"))
     assert not packaged_folder().exists()
-    shown = etude("demo", "--real", "--out", tmp_path / "new")
-    assert shown.exit_code == 2
+    shown = fail("demo", "--real", "--out", tmp_path / "new")
     assert "python -m etude.models.packaged" in shown.stderr and "make real-model" in shown.stderr
     assert not (tmp_path / "new").exists()

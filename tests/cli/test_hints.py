@@ -212,7 +212,6 @@ def talking(project: Path) -> Path:
 
 def test_what_the_agent_logs_is_shown_with_the_time_and_a_librarys_chatter_is_not(talking: Path):
     shown = run_to_end("evaluate", "config.yml", "--json", folder=talking)
-    assert shown.returncode == 0, shown.stderr
     assert [len(event) > 0 for event in events(shown.stdout)] == [True], "standard output is JSON alone"
     lines = [line.split(" ", 2) for line in shown.stderr.splitlines() if " INFO " in line]
     assert {line[2] for line in lines} >= {"INFO agent: asking about v0", "INFO root: scoring"}

@@ -10,7 +10,7 @@ import pytest
 
 from tests.backends.lm_stand_in import LmStandIn
 from tests.backends.openai_stand_in import BASE, KEY, StandIn
-from tests.cli.projects import change, etude, process, succeed
+from tests.cli.projects import change, etude, fail, process, succeed
 from tests.support import one_quick, read_summary
 
 
@@ -64,8 +64,7 @@ def test_a_run_makes_jobs_and_samples_from_the_models_that_they_make(openai_conf
 @pytest.mark.slow
 def test_a_failed_job_is_made_again_under_another_name(openai_config, api):
     api.ending = "failed"
-    shown = etude("train", "config.yml", "--name", "r")
-    assert shown.exit_code == 1
+    shown = fail("train", "config.yml", "--name", "r", code=1)
     assert "Code: invalid_training_file" in shown.stderr
     api.ending = "succeeded"
     assert etude("resume", "r").exit_code == 0
@@ -160,8 +159,7 @@ def test_a_run_that_was_stopped_while_its_job_trains_goes_on_with_it(server_conf
 @pytest.mark.parametrize("command", ["check", "train"])
 def test_what_cannot_be_done_is_refused_before_any_call(request, project, where, changes, message, command):
     change(request.getfixturevalue(where), **changes)
-    shown = etude(command, "config.yml")
-    assert shown.exit_code == 2
+    shown = fail(command, "config.yml")
     assert re.search(message, shown.stdout + shown.stderr)
     assert request.getfixturevalue("api" if where == "openai_config" else "server").requests == []
     assert not [*project.glob("runs/*")]

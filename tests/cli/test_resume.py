@@ -14,7 +14,7 @@ from etude import load_run
 from etude.core.errors import StoreError
 from etude.loop.bookkeeper import Bookkeeper
 from tests.cli.killed import everything, killed_after
-from tests.cli.projects import change, etude, events, local_project, rows, succeed
+from tests.cli.projects import change, etude, events, fail, local_project, rows, succeed
 from tests.support import one_quick, read_summary
 from tests.training import FakeAdapter
 
@@ -67,8 +67,7 @@ CHANGEABLE = {
 
 def test_how_a_run_goes_on_can_be_changed_and_is_remembered_and_what_it_rests_on_stays(half_run):
     for key, value in FIXED.items():
-        shown = etude("resume", "stopped", "-o", f"{key}={value}")
-        assert shown.exit_code == 2
+        shown = fail("resume", "stopped", "-o", f"{key}={value}")
         assert f"begun with {key}: " in shown.stderr and "did you mean" not in shown.stderr
         assert "can be changed: " in shown.stderr and "finetuning.error_budget" in shown.stderr
     mend(half_run)
@@ -92,8 +91,7 @@ def stopped_with_secrets(half_run):
 
 def test_secrets_are_given_again(stopped_with_secrets):
     change(stopped_with_secrets / "config.yml", llms={"policy": {"_type": "tests.cli.parts:open_scripted"}})
-    shown = etude("resume", "secret")
-    assert shown.exit_code == 2
+    shown = fail("resume", "secret")
     assert "-o llms.policy.api_key=" in shown.stderr
     again = ("-o", "llms.policy.api_key=sk-new", "-o", "llms.helper.extra_body.api_key=canary-new")
     assert etude("resume", "secret", *again).exit_code == 0
@@ -142,8 +140,7 @@ def test_a_run_does_not_go_on_from_another_base_model(tmp_path, base, monkeypatc
     others[-1] ^= 1
     weights.write_bytes(others)
     for arguments in (("resume", "r", "-o", "finetuning.num_epochs=2"), ("export", "r")):
-        shown = etude(*arguments)
-        assert shown.exit_code == 2
+        shown = fail(*arguments)
         assert "llms.policy: " in shown.stderr and "model.safetensors has changed" in shown.stderr
 
 

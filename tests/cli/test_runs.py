@@ -8,7 +8,7 @@ import pytest
 from etude.loop.alarms import RewardCollapse, alarm_events
 from etude.store.journal import ModelLog
 from etude.store.run_folder import RunFolder
-from tests.cli.projects import change, etude, rows, succeed, train_two_models
+from tests.cli.projects import change, etude, fail, rows, succeed, train_two_models
 from tests.support import read_summary
 
 
@@ -63,8 +63,7 @@ def test_each_model_is_shown(two):
 
 @pytest.mark.slow
 def test_each_model_is_exported_and_evaluated_by_its_name(two):
-    shown = etude("export", "r")
-    assert shown.exit_code == 2
+    shown = fail("export", "r")
     assert "left:best, second:best, after --version or 'r:'" in shown.stderr
     for version in ("left", "second:v1"):
         succeed("export", "r", "--version", version, "--out", f"out-{version[:4]}", "--json")
@@ -128,8 +127,7 @@ def test_after_a_collapse_the_base_model_is_exported(local):
 def test_when_every_episode_fails_the_cause_is_said(project):
     (project / "train.jsonl").write_text(rows(4, "broken"))
     change(project / "config.yml", finetuning__error_budget=1.0, finetuning__num_epochs=1)
-    failed = etude("train", "config.yml", "--name", "r", *UNVALIDATED)
-    assert failed.exit_code == 1
+    failed = fail("train", "config.yml", "--name", "r", *UNVALIDATED, code=1)
     assert "16 × call_failed" in failed.stderr and "the endpoint answered 500 five times" in failed.stderr
     (warning,) = [line for line in failed.stdout.splitlines() if "warning: epoch 1" in line]
     assert "16 episodes failed (call_failed): " in warning

@@ -35,8 +35,7 @@ def test_an_agent_that_ends_the_run_is_named_as_the_cause(project, does):
     (project / "agent.py").write_text(
         "import asyncio\n" + agent.replace("reply = await", f"{does}\n    reply = await")
     )
-    stopped = run_to_end("train", "config.yml", "--name", "r", folder=project)
-    assert stopped.returncode == 1
+    stopped = run_to_end("train", "config.yml", "--name", "r", folder=project, code=1)
     assert "event loop" in stopped.stderr
     assert "-o eval.general.isolation=process" in stopped.stderr
     assert "next: etude resume runs/r" in stopped.stderr

@@ -9,7 +9,7 @@ import pytest
 
 from etude.cli.first_steps import Project
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
-from tests.cli.projects import change, etude, events, rows, started_anew, succeed
+from tests.cli.projects import change, etude, events, fail, rows, started_anew, succeed
 from tests.support import one_quick, read_summary
 
 
@@ -42,16 +42,14 @@ def test_an_evaluation_is_stored_where_the_command_line_says(project):
 
 
 def test_debug_shows_how_it_came_to_an_error(project):
-    shown = etude("check", "missing.yml", "--debug")
-    assert shown.exit_code == 2
+    shown = fail("check", "missing.yml", "--debug")
     assert "Traceback" in shown.stderr
     assert "Traceback" not in etude("check", "missing.yml").stderr
 
 
 def test_what_nobody_foresaw_is_one_sentence(project, monkeypatch):
     monkeypatch.setattr("etude.config.load.load_config", lambda *args: {}["surprise"])
-    shown = etude("train", "config.yml")
-    assert shown.exit_code == 1
+    shown = fail("train", "config.yml", code=1)
     assert re.fullmatch(r"error: \S+test_train\.py:\d+: KeyError: 'surprise'; .*--debug.*\n", shown.stderr)
 
 
@@ -100,8 +98,7 @@ def test_nothing_is_written_over(tmp_path):
 def test_a_run_that_an_alarm_stopped_goes_on_with_the_alarm_off(project):
     alarm = {"_type": "tests.loop.test_alarm_actions:AtEpochs", "at": [1], "action": "stop"}
     change(project / "config.yml", finetuning__alarms={"mine": alarm})
-    shown = etude("train", "config.yml", "--name", "r")
-    assert shown.exit_code == 0
+    shown = succeed("train", "config.yml", "--name", "r")
     assert "warning: epoch 1: this epoch" in shown.stdout
     assert read_summary(project / "runs/r")["epochs_trained"] == 1
     assert etude("resume", "runs/r", "-o", "finetuning.alarms.mine.action=off").exit_code == 0

@@ -138,8 +138,7 @@ def test_sixteen_calls_at_once_end_at_most_one_percent_over(here: Path, isolatio
     with ChargingEndpoint(together=16) as endpoint:
         more = {"isolation": isolation} | ({"runners": 2} if isolation == "process" else {})
         config = charged_project(here, endpoint.url, examples=150, **alone(**more), budget={"usd": 0.02})
-        done = run_to_end("evaluate", config, "--name", "x", folder=here)
-        assert done.returncode == 3, done.stderr
+        done = run_to_end("evaluate", config, "--name", "x", folder=here, code=3)
         assert "\nbudget.usd is $0.02:" in done.stderr
         assert done.stderr.endswith("next: etude resume runs/x -o budget.usd=0.04\n")
         spent = endpoint.usd(*POLICY)

@@ -97,10 +97,8 @@ def history(file: Path) -> list[dict[str, str]]:
 def test_wandb_has_one_run_with_each_step_once(project, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     change(project / "config.yml", report="wandb")
-    trained = run_to_end("train", "config.yml", "--name", "one", folder=project)
-    assert trained.returncode == 0, trained.stdout + trained.stderr
-    resumed = run_to_end("resume", "one", "-o", "finetuning.num_epochs=3", folder=project)
-    assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+    run_to_end("train", "config.yml", "--name", "one", folder=project)
+    run_to_end("resume", "one", "-o", "finetuning.num_epochs=3", folder=project)
     first, second = sorted(Path("runs/one/wandb").glob("offline-run-*/run-*.wandb"))
     assert first.name == second.name  # By its id.
     assert [row.step.num for row in histories(first)] == [0, 1, 2, 3, 4]

@@ -10,7 +10,7 @@ import etude as library
 from etude.show import tracker
 from etude.show.tracker import RunRecord
 from etude.show.tracker_services import _require_server
-from tests.cli.projects import change, etude, run_to_end, succeed
+from tests.cli.projects import change, etude, fail, run_to_end, succeed
 from tests.json_server import JsonServer
 
 KEYS = ["validation/00000000", "epoch/00000001", "epoch/00000002", "validation/00000002", "finished/00000002"]
@@ -85,8 +85,7 @@ def test_a_tracker_that_is_away_ends_no_run_and_gets_all_of_it_later(project, mo
 )
 def test_a_run_that_is_killed_while_it_sends_has_every_record_there_at_least_once(project, place, again):
     change(project / "config.yml", report=[SHOWN | {"kill_at": place}])
-    killed = run_to_end("train", "config.yml", "--name", "one", folder=project)
-    assert killed.returncode == -9, killed.stdout + killed.stderr
+    run_to_end("train", "config.yml", "--name", "one", folder=project, code=-9)
     before = [line["key"] for line in records()]
     succeed("resume", "one")
     assert [line["key"] for line in records()] == before + again
@@ -137,6 +136,5 @@ def test_secrets_reach_no_tracker(project, monkeypatch):
 )
 def test_a_wrong_entry_is_an_error_before_anything_is_sampled(project, report, words):
     change(project / "config.yml", report=report)
-    refused = etude("train", "config.yml", "--name", "one")
-    assert refused.exit_code == 2
+    refused = fail("train", "config.yml", "--name", "one")
     assert "report" in refused.stderr and words in refused.stderr

@@ -11,7 +11,7 @@ from etude.store.episodes import iter_episodes, list_phases, read_episode
 from etude.store.facts import read_facts
 from etude.store.histories import read_histories
 from etude.store.run_folder import RunFolder
-from tests.cli.projects import change, etude
+from tests.cli.projects import change, etude, fail, succeed
 
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 LOGGED = {"_type": "logged", "run": "chats"}
@@ -40,8 +40,7 @@ def log_folder(local: Path) -> Path:
     rows += [with_tool(f"w{n}?", text) for n in range(2) for text in ("0", "01", "01234567")]
     text = "".join(json.dumps(row) + "\n" for row in rows)
     (local / "log.jsonl").write_text(text, encoding="utf-8")
-    imported = etude("import-traces", "log.jsonl", "--name", "chats", "--hold-out", "0.25")
-    assert imported.exit_code == 0, imported.stderr
+    imported = succeed("import-traces", "log.jsonl", "--name", "chats", "--hold-out", "0.25")
     assert "chats           26 with 32 calls" in imported.stdout
     assert "prompts         12, 12 with several chats, 3 held out" in imported.stdout
     change(
@@ -88,8 +87,7 @@ def test_an_imported_log_is_looked_at_and_scored(log_folder: Path):
 
 
 def test_expert_iteration_learns_from_the_best_chats_and_validates_with_the_model(log_folder: Path):
-    trained = etude("train", "config.yml", "--name", "best")
-    assert trained.exit_code == 0, trained.stdout + trained.stderr
+    succeed("train", "config.yml", "--name", "best")
     with RunFolder.read(Path("runs/best")) as run:
         phases = list_phases(run.journal)
     assert phases == ["validation/2", "validation/0", "train/2", "train/1"]
@@ -113,8 +111,7 @@ def test_expert_iteration_learns_from_the_best_chats_and_validates_with_the_mode
 @pytest.mark.parametrize("builder", ["grpo", "dpo -o trajectory_builders.dpo.reference=sampler"])
 def test_what_needs_logprobs_is_refused_with_the_reason(log_folder: Path, builder: str):
     name, *more = builder.split()
-    refused = etude("train", "config.yml", "-o", f"finetuning.trajectory_builder={name}", *more)
-    assert refused.exit_code == 2
+    refused = fail("train", "config.yml", "-o", f"finetuning.trajectory_builder={name}", *more)
     assert "without token ids" in refused.stderr
     assert "reference: base" in refused.stderr
 
@@ -122,8 +119,7 @@ def test_what_needs_logprobs_is_refused_with_the_reason(log_folder: Path, builde
 @pytest.mark.slow
 def test_runners_read_what_was_logged_too(log_folder: Path):
     change(log_folder / "config.yml", eval__general={"dataset": LOGGED, "isolation": "process", "runners": 1})
-    trained = etude("train", "config.yml", "--name", "apart", "-o", "finetuning.num_epochs=1")
-    assert trained.exit_code == 0, trained.stdout + trained.stderr
+    succeed("train", "config.yml", "--name", "apart", "-o", "finetuning.num_epochs=1")
     assert all(call.logged for episode in episodes_in("apart", "train/1") for call in episode.calls)
 
 
@@ -134,8 +130,7 @@ def test_feedback_can_be_the_reward(log_folder: Path):
     Path("liked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert etude("import-traces", "liked.jsonl", "--name", "liked", "--hold-out", "0").exit_code == 0
     change(log_folder / "config.yml", eval__general={"dataset": {**LOGGED, "run": "liked"}})
-    trained = etude("train", "config.yml", "--name", "r", "-o", "finetuning.num_epochs=1")
-    assert trained.exit_code == 0, trained.stdout + trained.stderr
+    succeed("train", "config.yml", "--name", "r", "-o", "finetuning.num_epochs=1")
     with RunFolder.read(Path("runs/r")) as run:
         episode = next(iter_episodes(run.journal, "train/1/"))
         assert run.journal.get(f"{episode.id}/score/liked")["score"] == len(str(episode.output))
