@@ -14,6 +14,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import pytest
 from hypothesis import settings
+from hypothesis import strategies as st
 
 from etude.core.call import ChatRequest, Completion, Usage
 from etude.core.job import ModelVersion
@@ -33,6 +34,16 @@ def one_quick(first: Any, *others: Any) -> list[Any]:
 def draws(number: int) -> int:
     """How many examples hypothesis draws: this number in the quick tests, and 2.5 times as many in all."""
     return number * settings().max_examples // 40
+
+
+def json_values(*, infinite: bool = True) -> st.SearchStrategy[Any]:
+    """Draws what JSON can say, and numbers without an end where they are `infinite`."""
+    numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=infinite)
+    return st.recursive(
+        st.none() | st.booleans() | numbers | st.text(max_size=12),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+        max_leaves=10,
+    )
 
 
 def needs(*modules: str) -> pytest.MarkDecorator:

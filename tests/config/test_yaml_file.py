@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import yaml
 from hypothesis import given
-from hypothesis import strategies as st
 
 from etude.config import document
 from etude.config.document import Document, apply_overrides, dump, parse_document, parse_value, read_document
 from etude.core.errors import ConfigError, RequestError
+from tests.support import json_values
 
 TEXT = """\
 llms:
@@ -25,13 +25,6 @@ llms:
 """
 
 REPEATED = "a: &a 1\n" + "\n".join(f"{b}: &{b} [{f'*{a}, ' * 20}]" for a, b in pairwise("abcdef"))
-
-SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=12)
-TREES = st.recursive(
-    SCALARS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
-    max_leaves=8,
-)
 
 
 def test_each_key_has_its_place():
@@ -123,7 +116,7 @@ def test_the_place_of_a_missing_key_is_that_of_its_parent():
     assert config.place(("workflow",)) == ("c.yml", 1, 1)
 
 
-@given(TREES)
+@given(json_values())
 def test_what_is_dumped_reads_back(tree: Any):
     assert parse_value(dump(tree)) == tree
 

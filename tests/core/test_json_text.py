@@ -8,19 +8,13 @@ import pydantic
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import strategies as st
 
 from etude.core.json_text import DEEPEST, JsonError, jsonable, plain, read_json
 from etude.core.keys import content_hash
-
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
-    max_leaves=10,
-)
+from tests.support import json_values
 
 
-@given(values)
+@given(json_values(infinite=False))
 def test_what_is_within_the_limits_is_read_as_it_is(value) -> None:
     assert read_json(json.dumps(value)) == value
     assert read_json(json.dumps(value, ensure_ascii=False).encode()) == value
@@ -90,7 +84,7 @@ class Colour(enum.StrEnum):
     RED = "red"
 
 
-@given(values)
+@given(json_values(infinite=False))
 def test_json_values_stay_what_they_are(value: object) -> None:
     assert plain(value) == value
 

@@ -46,7 +46,8 @@ def question(text="what is 1 plus 2?", *, key=1, earlier=(), conversation="", **
 class Forward:
     """Stands before a model's forward pass: counts the tokens that it reads, and may break or hold it."""
 
-    def __init__(self, of):
+    def __init__(self):
+        self.policy = of = fresh_policy()
         self.read = 0
         self.rows = 0
         self.error = None
@@ -108,9 +109,8 @@ async def test_the_key_decides_and_a_seed_takes_its_place():
 
 
 async def test_the_next_turn_reads_only_what_is_new():
-    of = fresh_policy()
-    forward = Forward(of)
-    async with open_engine(of) as engine:
+    forward = Forward()
+    async with open_engine(forward.policy) as engine:
         first = question("what is 1 plus 2? " * 20, conversation="c")
         before = await engine.complete(first)
         history = [*first.messages, before.message, user("b")]
@@ -124,13 +124,13 @@ async def test_the_next_turn_reads_only_what_is_new():
     new = after.usage.prompt_tokens - len(sequence) + 1
     assert forward.read == new + after.usage.completion_tokens - 1
     assert after.logprobs == pytest.approx(
-        true_logprobs(of, after.prompt_ids, after.completion_ids), abs=1e-5
+        true_logprobs(forward.policy, after.prompt_ids, after.completion_ids), abs=1e-5
     )
 
 
 async def test_weights_that_change_in_the_middle_are_read_again():
-    of = fresh_policy()
-    forward = Forward(of)
+    forward = Forward()
+    of = forward.policy
     forward.gate.clear()
     async with open_engine(of) as engine:
         task = asyncio.create_task(engine.complete(question(temperature=0.0, max_tokens=60)))
@@ -218,10 +218,9 @@ async def test_tool_calls_are_parsed_and_numbered_through_the_conversation():
 
 
 async def test_a_cancelled_request_frees_its_place():
-    of = fresh_policy()
-    forward = Forward(of)
+    forward = Forward()
     forward.gate.clear()
-    async with open_engine(of) as engine:
+    async with open_engine(forward.policy) as engine:
         engine._decoder.most_rows = 1
         endless = asyncio.create_task(engine.complete(question(max_tokens=400)))
         waiting = asyncio.create_task(engine.complete(question(key=2)))
@@ -237,10 +236,9 @@ async def test_a_cancelled_request_frees_its_place():
 
 
 async def test_a_model_that_breaks_fails_all_who_wait_and_the_engine_goes_on():
-    of = fresh_policy()
-    forward = Forward(of)
+    forward = Forward()
     forward.error = RuntimeError("no memory")
-    async with open_engine(of) as engine:
+    async with open_engine(forward.policy) as engine:
         found = await asyncio.gather(
             *(engine.complete(question(key=key)) for key in range(3)), return_exceptions=True
         )
@@ -251,15 +249,14 @@ async def test_a_model_that_breaks_fails_all_who_wait_and_the_engine_goes_on():
             assert "the engine failed: RuntimeError: no memory" in str(error)
         after = await engine.complete(question())
     assert after.logprobs == pytest.approx(
-        true_logprobs(of, after.prompt_ids, after.completion_ids), abs=1e-5
+        true_logprobs(forward.policy, after.prompt_ids, after.completion_ids), abs=1e-5
     )
 
 
 async def test_closing_fails_what_is_in_flight_and_what_comes_later():
-    of = fresh_policy()
-    forward = Forward(of)
+    forward = Forward()
     forward.gate.clear()
-    engine = EmbeddedEngine(of)
+    engine = EmbeddedEngine(forward.policy)
     engine._decoder.most_rows = 1
     tasks = [asyncio.create_task(engine.complete(question(key=key, max_tokens=400))) for key in range(2)]
     await forward.wait_for_step()

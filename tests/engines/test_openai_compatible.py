@@ -22,6 +22,7 @@ from etude.engines.openai_compatible import OpenAiEngine, OpenAiLlmConfig
 from etude.wire.client import conversation_key, parse_completion
 from etude.wire.retries import USUAL, Refusal, Retryable, count_retries
 from tests.json_server import JsonServer
+from tests.support import json_values
 
 SECRET = "sk-do-not-show-me"
 LOGPROBS = (-0.25, -1.5, -0.0078125)
@@ -380,14 +381,7 @@ async def test_address_and_key_come_from_the_environment(
     assert remote.headers[0]["authorization"] == f"Bearer {SECRET}"
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=10,
-)
-
-
-@given(st.sampled_from(["choices", "message", "logprobs", "token_ids", "usage", "content"]), json_values)
+@given(st.sampled_from(["choices", "message", "logprobs", "token_ids", "usage", "content"]), json_values())
 def test_whatever_the_endpoint_says_is_a_completion_or_a_named_failure(field: str, junk: Any) -> None:
     reply = answer()
     choice = reply["choices"][0]

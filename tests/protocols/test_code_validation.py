@@ -3,7 +3,7 @@
 import itertools
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -46,8 +46,11 @@ CASES: dict[str, list[dict[str, Any]]] = {
     "mnip": [{}, {"randomize_prover_stance": True}, {"sequential": True, "prover0_first": False}],
     "solo_verifier": [{}],
 }
-PROTOCOL_CASES = [(name, arguments) for name, several in CASES.items() for arguments in several]
-ALL = pytest.mark.parametrize(("name", "arguments"), PROTOCOL_CASES, ids=lambda value: str(value))
+ALL = pytest.mark.parametrize(
+    "protocol",
+    [PROTOCOLS[name](**arguments) for name, several in CASES.items() for arguments in several],
+    ids=lambda protocol: protocol.name,
+)
 
 
 def turns(protocol: Protocol, stance: Verdict = 1) -> Iterator[tuple[str, Turn, Log]]:
@@ -80,10 +83,7 @@ def system_prompt(
 
 
 @ALL
-def test_every_turn_has_a_prompt_with_the_problem_and_the_program_as_they_are(
-    name: str, arguments: Mapping[str, Any]
-):
-    protocol = PROTOCOLS[name](**arguments)
+def test_every_turn_has_a_prompt_with_the_problem_and_the_program_as_they_are(protocol: Protocol):
     for agent in protocol.agents:
         system = system_prompt(protocol, agent)
         assert "Print twice n & no more: $2 is 'twice' $1." in system
@@ -94,8 +94,7 @@ def test_every_turn_has_a_prompt_with_the_problem_and_the_program_as_they_are(
 
 
 @ALL
-def test_every_prover_is_told_what_it_is_paid_for(name: str, arguments: Mapping[str, Any]):
-    protocol = PROTOCOLS[name](**arguments)
+def test_every_prover_is_told_what_it_is_paid_for(protocol: Protocol):
     for stance, (agent, role) in itertools.product(VERDICTS, protocol.agents.items()):
         if role.stance is None:
             continue
@@ -107,17 +106,14 @@ def test_every_prover_is_told_what_it_is_paid_for(name: str, arguments: Mapping[
 
 
 @ALL
-def test_the_verifier_is_told_no_more_of_the_stances_than_it_can_know(
-    name: str, arguments: Mapping[str, Any]
-):
-    protocol = PROTOCOLS[name](**arguments)
+def test_the_verifier_is_told_no_more_of_the_stances_than_it_can_know(protocol: Protocol):
     accept, reject = (system_prompt(protocol, "verifier", stance=stance) for stance in VERDICTS)
     assert accept == reject
     stances = [role.stance for role in protocol.agents.values()]
     assert accept.count("argues that the program is right") == stances.count(1)
     assert accept.count("argues for the side that it was given") == stances.count("example")
-    assert ("same side" in accept) == (name == "mnip")
-    assert ("not told whose message" in accept) == (name == "merlin_arthur")
+    assert ("same side" in accept) == (protocol.name == "mnip")
+    assert ("not told whose message" in accept) == (protocol.name == "merlin_arthur")
 
 
 # How to decide, and when.
@@ -136,10 +132,7 @@ def test_each_scale_is_explained_and_answers_that_follow_it_are_read(scale: Any)
 
 
 @ALL
-def test_to_decide_now_is_said_before_the_last_turn_of_the_verifier_and_never_else(
-    name: str, arguments: Mapping[str, Any]
-):
-    protocol = PROTOCOLS[name](**arguments)
+def test_to_decide_now_is_said_before_the_last_turn_of_the_verifier_and_never_else(protocol: Protocol):
     several = sum(turn.agent == "verifier" for turns in protocol.schedules[0] for turn in turns) > 1
     for agent, turn, log in turns(protocol):
         last = SCENARIO.render(EXAMPLE, log, agent, turn)[-1]

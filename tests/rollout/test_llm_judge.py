@@ -117,21 +117,13 @@ async def compare(engine: ScriptedEngine, *answers: str, **fields: Any) -> list[
     return await evaluate(GroupJudge(config, engine), items, 5)
 
 
-async def test_one_call_scores_the_whole_group() -> None:
-    engine = ScriptedEngine([scores(0.9, 0.1, 0.4)])
-    outputs = await compare(engine, "4", "5", "four?")
-    assert [(output.generation, output.score, output.reasoning) for output in outputs] == [
-        (0, 0.9, "no. 1"),
-        (1, 0.1, "no. 2"),
-        (2, 0.4, "no. 3"),
-    ]
-    assert len(engine.requests) == 1
-
-
-async def test_what_all_attempts_begin_with_is_shown_once() -> None:
+async def test_one_call_scores_the_whole_group_and_what_all_attempts_begin_with_is_shown_once() -> None:
     engine = ScriptedEngine([scores(0.9, 0.1)])
-    await compare(engine, "4", "5", rubric="Be strict.")
-    system, user = engine.requests[0].messages
+    outputs = await compare(engine, "4", "5", rubric="Be strict.")
+    told = [(output.generation, output.score, output.reasoning) for output in outputs]
+    assert told == [(0, 0.9, "no. 1"), (1, 0.1, "no. 2")]
+    (request,) = engine.requests
+    system, user = request.messages
     assert "Be strict." in system["content"]
     assert json.loads(user["content"]) == {
         "expected": "4",
