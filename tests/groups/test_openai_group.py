@@ -1,4 +1,4 @@
-"""The shared model group, on an adapter of this process and on OpenAI's fine-tuning jobs."""
+"""The shared model group on an adapter of this process: its jobs, its state and its agents."""
 
 import asyncio
 import re
@@ -13,7 +13,6 @@ from etude.groups import (
     DryRun,
     Frozen,
     GroupAgent,
-    ModelJobs,
     ModelSettings,
     OpenAiSharedModelGroup,
     SharedModelGroup,
@@ -22,117 +21,10 @@ from etude.groups import (
     agents_of_model,
 )
 from etude.protocols import adp, nip
-from etude.store.journal import Journal, ModelLog
-from tests.algorithms.scripted_episodes import conversation, episode, play_out
-from tests.backends.lm_stand_in import LmStandIn
-from tests.backends.openai_stand_in import BASE, StandIn
-from tests.backends.test_openai_jobs import backend
-from tests.protocols.games import example
-from tests.support import ScriptedEngine
+from tests.algorithms.scripted_episodes import conversation, episode
+from tests.backends.openai_stand_in import BASE
+from tests.groups.conftest import have_say, train
 from tests.training import FakeAdapter, Interrupted, interrupt, version
-
-ACCEPT, REJECT = "Decision: accept", "Decision: reject"
-PROTOCOL = adp()
-
-
-class Engine(ScriptedEngine):
-    """An engine that is asked for a model by its name."""
-
-    def __init__(self):
-        super().__init__(["yes"])
-        self.location = BASE
-
-    async def adopt(self, version):
-        await super().adopt(version)
-        self.location = version.location
-
-
-class Obedient(FakeAdapter):
-    """Takes all hyperparameters."""
-
-    def use_hyperparameters(self, hyperparameters):
-        self.hyperparameters = hyperparameters
-
-
-class Made:
-    """A group with all that is around it; `again()` is the same in another process."""
-
-    def __init__(self, folder, journal, *, protocol=PROTOCOL, adapter=None, **settings):
-        self.folder, self.journal, self.protocol, self.settings = folder, journal, protocol, settings
-        self.adapter = adapter or Obedient(
-            folder / "backend", capabilities=Capabilities(versions=True, from_base=True)
-        )
-        self.engine = Engine()
-        line = ModelJobs("policy", self.adapter, self.engine, ModelLog(journal, "pair"))
-        shared = ModelSettings(BASE, **settings)
-        agents = (
-            [GroupAgent("agent", shared, "pair")]
-            if protocol is None
-            else agents_of_model(protocol, dict.fromkeys(protocol.agents, "policy"), "policy", "pair", shared)
-        )
-        self.group = OpenAiSharedModelGroup("pair", agents, line, protocol)
-
-    def again(self):
-        return Made(self.folder, self.journal, protocol=self.protocol, adapter=self.adapter, **self.settings)
-
-    async def imitate(self, play, **options):
-        """Make a job from the prover's answers in a play."""
-        return await self.group.create_supervised_fine_tune_job({"prover": [play]}, **options)
-
-    async def train_twice(self, plays):
-        """Train one version after the other, and go back to the first."""
-        await train(self, plays)
-        state = self.group.get_state_dict()
-        await self.imitate(plays[1])
-        await self.group.switch_to_next_model()
-        entries = self.group.lineage()
-        self.group.set_state(state)
-        return entries
-
-
-def have_say(adapter, **changes):
-    """Have a backend say that of every job."""
-    status = adapter.status
-
-    async def change_status(ref):
-        return (await status(ref)).model_copy(update=changes)
-
-    adapter.status = change_status
-
-
-@pytest.fixture
-def make(tmp_path, journal):
-    return lambda **settings: Made(tmp_path, journal, **settings)
-
-
-@pytest.fixture(name="made")
-async def make_ready(make):
-    """A group of the agents of a protocol, ready for jobs."""
-    made = make()
-    await made.group.wait_for_ready()
-    return made
-
-
-@pytest.fixture
-def server():
-    """A stand-in of OpenAI."""
-    return StandIn(min_rows=1)
-
-
-@pytest.fixture
-async def plays(tmp_path):
-    """A true claim that is accepted, and a false one that is accepted too."""
-    right = await play_out(tmp_path, adp(), ["proof", ACCEPT])
-    wrong = await play_out(tmp_path, adp(), ["lie", ACCEPT], about=example(0), id="train/1/f/0", generation=1)
-    return right, wrong
-
-
-async def train(made, plays):
-    """One supervised job, made and switched to."""
-    await made.group.wait_for_ready()
-    await made.group.create_supervised_fine_tune_job({"prover": plays[:1], "verifier": plays[:1]})
-    await made.group.wait_for_fine_tune_job(poll_interval=0)
-    return await made.group.switch_to_next_model()
 
 
 async def test_the_lineage_says_what_made_each_version(make, plays):
@@ -247,121 +139,6 @@ async def test_without_any_job_there_is_nothing_to_switch_to(made):
         await group._get_openai_fine_tune_job()
 
 
-async def test_the_rows_of_dpo_are_the_steps_that_were_paired(tmp_path, make, server):
-    made = make(adapter=backend(server, min_rows=1))
-    tree = await play_out(tmp_path, adp(), ["good", "bad", "bad", ACCEPT], widths={"prover": 3})
-    steps = {"prover": [Step(tree, 0), Step(tree, 1)]}, {"prover": [Step(tree, 1), Step(tree, 2)]}
-    await made.group.create_dpo_fine_tune_job(*steps)
-    # The second pair has equal answers.
-    assert server.rows("ftjob-0") == [
-        {
-            "input": {
-                "messages": [
-                    {"role": "system", "content": "You are prover. e"},
-                    {"role": "user", "content": "Decide now."},
-                ]
-            },
-            "preferred_output": [{"role": "assistant", "content": "good"}],
-            "non_preferred_output": [{"role": "assistant", "content": "bad"}],
-        }
-    ]
-
-
-async def test_a_replaced_guess_is_the_truth_in_the_row(make, server, plays):
-    made = make(adapter=backend(server, min_rows=1))
-    right, wrong = plays
-    await made.group.create_supervised_fine_tune_job({"prover": [right]}, {"verifier": [wrong]})
-    prover, verifier = (row["messages"] for row in server.rows("ftjob-0"))
-    assert [message["content"] for message in prover] == ["You are prover. e", "Decide now.", "proof"]
-    assert verifier[0]["content"] == "You are verifier. e"
-    assert "lie" in verifier[1]["content"]
-    assert verifier[2] == {"role": "assistant", "content": REJECT}
-
-
-async def test_a_group_at_openai_goes_through_its_states_and_to_its_next_model(make, server, plays):
-    made = make(adapter=backend(server, min_rows=1))
-    group = made.group
-    assert group.training_client_type == "openai"
-    assert group.openai_client is made.adapter.client
-    await group.wait_for_ready()
-    await group.create_supervised_fine_tune_job({"prover": [plays[0]]}, job_name="run_iter_0_pair")
-    states = [await group.get_fine_tune_job_status() for _ in range(4)]
-    assert states == ["pending", "pending", "running", "succeeded"]
-    await group.switch_to_next_model()
-    assert group.model_name == made.engine.location == f"ft:{BASE}:org::ftjob-0"
-    assert (await group._get_openai_fine_tune_job()).fine_tuned_model == group.model_name
-    with pytest.raises(TrainingError, match="train through 'lm_server'"):
-        await group._get_lm_server_fine_tune_job()
-    with pytest.raises(CapabilityError, match="dpo, supervised"):
-        await group.create_grpo_fine_tune_job({"prover": [plays[0]]})
-
-
-@pytest.mark.parametrize("ending", ["failed", "cancelled"])
-async def test_a_job_that_ended_badly_at_openai(make, plays, ending):
-    made = make(adapter=backend(StandIn(ending=ending, min_rows=1), min_rows=1))
-    await made.imitate(plays[0])
-    with pytest.raises(TrainingError):
-        await made.group.wait_for_fine_tune_job(poll_interval=0)
-    assert await made.group.get_fine_tune_job_status() == ending
-    assert await made.group.fine_tune_job_failed()
-    error = await made.group.get_fine_tune_job_error_repr()
-    said = r"Code: invalid_training_file\. Message: .+\. Parameter: training_file\."
-    assert bool(re.fullmatch(said, error)) == (ending == "failed")
-
-
-@pytest.mark.parametrize("free_engine", [True, False])
-async def test_a_language_model_server_makes_room_for_training_where_it_is_to(
-    make, plays, monkeypatch, free_engine
-):
-    monkeypatch.setattr("etude.backends.lm_server._POLL", 0.0)
-    server = LmStandIn()
-    server.faults["GET /health"] = ["lost", 503]
-    adapter = server.adapter(free_engine=free_engine)
-    group = make(adapter=adapter).group
-    assert group.training_client_type == "lm_server"
-    assert group.language_model_client is adapter.server
-    await group.wait_for_ready(timeout=60)
-    assert server.count("GET /version") == 1
-    await group.eval()
-    assert server.engine == ["start"]
-    await group.create_supervised_fine_tune_job({"prover": list(plays)}, job_name="job")
-    assert server.engine == ["start", *["away"] * free_engine]
-    await group.wait_for_fine_tune_job(poll_interval=0)
-    version = await group.switch_to_next_model()
-    assert server.engine == ["start", *["away", "back", "start"] * free_engine]
-    await group.train()
-    assert server.status["status"] == ("stopped" if free_engine else "running")
-    await group.eval()
-    assert server.status["status"] == "running"
-    assert group.model_name == version.location == "ft:gpt-4o-mini-2024-07-18:org::ftjob-0"
-    assert (await group._get_lm_server_fine_tune_job()).status == "succeeded"
-    with pytest.raises(TrainingError, match="train through 'openai'"):
-        await group._get_openai_fine_tune_job()
-
-
-@pytest.mark.parametrize("settings", [{"freeze_agent": True}, {"dry_run": True}, {"min_rows": 9}])
-async def test_what_submits_nothing_leaves_the_servers_engine_alone(make, plays, settings):
-    server = LmStandIn()
-    made = make(adapter=server.adapter(free_engine=True), **settings)
-    await made.group.wait_for_ready(timeout=60)
-    await made.imitate(plays[0])
-    if "min_rows" not in settings:
-        await made.group.train()
-    assert "away" not in server.engine
-
-
-async def test_a_job_that_a_server_forgot_is_not_found_by_its_name(make, plays):
-    server = LmStandIn()
-    group = make(adapter=server.adapter()).group
-    await group.wait_for_ready(timeout=60)
-    await group.create_supervised_fine_tune_job({"prover": [plays[0]]})
-    server.jobs.clear()
-    assert await group.get_fine_tune_job_status() == "not_found"
-    assert await group.fine_tune_job_failed()
-    with pytest.raises(TrainingJobNotFoundClientError, match="ftjob-0"):
-        await group._get_lm_server_fine_tune_job()
-
-
 async def test_a_group_that_does_not_get_ready_says_so(made):
 
     async def away():
@@ -390,22 +167,6 @@ async def test_a_state_that_is_none_or_another_groups_changes_nothing(made, play
     with pytest.raises(RequestError, match=problem):
         made.group.set_state(state)
     assert made.group.get_state() == before
-
-
-async def test_a_group_goes_on_from_a_state_in_another_journal(tmp_path, make, server, plays):
-    first = make(adapter=backend(server, min_rows=1))
-    made = await train(first, plays)
-    with Journal(tmp_path / "other.db") as other:
-        second = Made(tmp_path, other, adapter=backend(server, min_rows=1))
-        second.group.set_state(first.group.get_state_dict())
-        await second.group.eval()
-        assert (second.group.model_name, second.engine.version) == (made.location, 1)
-        assert await second.group.get_fine_tune_job_status() == "succeeded"
-        assert await second.group.switch_to_next_model() == made
-        assert (await train(second, plays[::-1])).number == 2
-        former, latter = second.group.lineage()
-    assert (former.version, former.data, latter.data.parent) == (made, None, 1)
-    assert server.jobs["ftjob-1"]["model"] == made.location
 
 
 async def test_a_line_of_another_model_is_an_error_that_names_both(made, plays):
