@@ -195,10 +195,11 @@ def test_content_in_parts_is_shown_as_its_text():
         template.prompt(ChatRequest((image,)))
 
 
-def test_messages_that_the_template_refuses_are_named():
-    words = tokenizer("{{ raise_exception('no system messages') }}<|im_end|>")
+@pytest.mark.parametrize("refusal", ["raise_exception('no system messages')", "range(10 ** 9)", "1 // 0"])
+def test_messages_that_the_template_refuses_are_named(refusal):
+    words = tokenizer("{{ " + refusal + " }}<|im_end|>")
     template = ChatTemplate(words, frozenset({words.eos_token_id}))
-    with pytest.raises(EngineError, match=r"refused the messages.*no system messages.*\['user'\]"):
+    with pytest.raises(EngineError, match=r"refused the messages.*Error: .*\['user'\]"):
         template.prompt(ChatRequest((user("a"),)))
 
 

@@ -137,7 +137,7 @@ class Rendering:
                 raise ValueError("there is no message")
             fitted = self.fit_roles([*map(self.for_template, messages)])
             text = self._apply(fitted, tools, options, ask=ask)
-        except (TemplateError, TypeError, KeyError, ValueError, RecursionError) as error:
+        except (TemplateError, ArithmeticError, LookupError, TypeError, ValueError, RecursionError) as error:
             raise ImpossibleCall(
                 f"the model's chat template refused the messages ({type(error).__name__}: {error}); "
                 f"roles: {[message.get('role') for message in messages]}",
