@@ -173,10 +173,15 @@ def test_a_token_that_was_added_is_refused_where_a_prompt_has_it(model_folder):
         require_room(codec, codec.template.prompt(ChatRequest(({"role": "user", "content": "<new>"},))).ids)
 
 
+CODE = {"auto_map": {"AutoConfig": "mine.Config", "AutoTokenizer": ["mine.Tokenizer", None]}}
+
+
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
         ("config.json", {"hidden_act": "nonesuch"}, "(KeyError: 'nonesuch'); get them again"),
+        ("config.json", CODE | {"model_type": "mine"}, "it needs code of its own"),
+        ("tokenizer_config.json", json.dumps({"tokenizer_class": "Mine"} | CODE), "it needs code of its own"),
         ("generation_config.json", "{", "generation_config.json' is not a valid JSON file"),
         ("config.json", {"num_attention_heads": 3}, "number of attention heads (3)"),
         ("tokenizer.json", "{}", "(KeyError: 'added_tokens'); get them again"),

@@ -72,7 +72,7 @@ def load_tokenizer(name: str, file: Mapping[str, str]) -> Any:
     from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(name, **file)
+    tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **file)
     if file and not any(map(_DIGITS_TOGETHER.match, tokenizer.get_vocab())):
         cuts = tokenizer.backend_tokenizer.pre_tokenizer
         if isinstance(cuts, ByteLevel) and cuts.use_regex:

@@ -33,13 +33,15 @@ def loading(source: str | Path) -> Iterator[tuple[str, dict[str, str], Any]]:
     name, file = pretrained_arguments(source)
     try:
         with BUILDING:
-            yield name, file, AutoConfig.from_pretrained(name, **file)
+            yield name, file, AutoConfig.from_pretrained(name, trust_remote_code=False, **file)
     except EtudeError:
         raise
     except Exception as error:  # transformers raises almost any for an odd config or file.
         reason = first_line(error)
         if file and _is_damaged(Path(name, file["gguf_file"])):
             reason += "; the file is incomplete or damaged: download it again"
+        elif "trust_remote_code" in str(error):
+            reason = "it needs code of its own, which Etude does not run; choose one that transformers knows"
         elif "backend tokenizer" in reason:
             reason = "no tokenizer can be made of its files; get its tokenizer.json too"
         elif type(error) is not ValueError and not isinstance(error, OSError | ImportError | RuntimeError):
