@@ -1,4 +1,4 @@
-"""Code that may block or hang: functions in threads, tasks, and the event loop of a whole program."""
+"""Code that may block or hang: functions in threads, tasks with their context, and a program's event loop."""
 
 import asyncio
 import contextlib
@@ -126,6 +126,16 @@ def no_exit(whose: str, kind: type[BaseException] = BaseException) -> Iterator[N
         raise RuntimeError(f"{whose} raised {error_words(error)}").with_traceback(
             error.__traceback__
         ) from None
+
+
+@contextlib.contextmanager
+def set_value(variable: contextvars.ContextVar[Any], value: T) -> Iterator[T]:
+    """Set a context variable for the block and the tasks it starts."""
+    token = variable.set(value)
+    try:
+        yield value
+    finally:
+        variable.reset(token)
 
 
 @no_exit("a part of the run", SystemExit)

@@ -18,9 +18,10 @@ from etude.core.data_model import list_faults
 from etude.core.interfaces import Engine, WrongReturnError, check_return, find_place
 from etude.core.job import ModelVersion
 from etude.core.message import Message
+from etude.core.threads import set_value
 from etude.core.training_rows import Logprob, TokenId
 from etude.engines.local import OpponentsConfig
-from etude.wire.retries import count_retries, set_value
+from etude.wire.retries import count_retries
 
 Role: TypeAlias = Literal["agent", "user", "judge", "teacher", "opponent", "other"]
 
@@ -167,18 +168,15 @@ class MeteredEngine(Engine):
         account, name = self._account, self._name
         number = await account.hold(name, most) if account.reserves_calls else None
         usage = NO_USAGE
-        try:
-            with count_retries() as lost:
-                try:
-                    result, usage = await call()
-                finally:
-                    usage = usage.plus(lost.charged)
-            return result
-        finally:
-            purpose = current_purpose()
-            if self._role is not None:
-                purpose = Purpose(self._role, purpose.phase)
-            await account.settle(number, name, purpose, usage)
+        with count_retries() as lost:
+            try:
+                result, usage = await call()
+                return result
+            finally:
+                purpose = current_purpose()
+                if self._role is not None:
+                    purpose = Purpose(self._role, purpose.phase)
+                await account.settle(number, name, purpose, usage.plus(lost.charged))
 
 
 def most_tokens(request: ChatRequest) -> Usage:

@@ -25,12 +25,12 @@ from etude.core.evaluation import LARGEST_SCORE, is_score
 from etude.core.interfaces import innermost
 from etude.core.keys import generator
 from etude.core.message import Message, Tool
+from etude.core.threads import set_value
 from etude.engines.programs import ProgramFolder, ProgramResult, last_line
 from etude.rollout.recorder import Recorder, Reply, ToolCall, current_function, make_reply
 from etude.rollout.tools import EpisodeTools, Tools, describe_tools
 from etude.wire.dialect import AnswerHeader, AnswerMemory, ChatBody, RecordedCompletion
 from etude.wire.request_body import FormFields, choose_tool, plain_messages, validate_body
-from etude.wire.retries import set_value
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI

@@ -23,12 +23,13 @@ from etude.core.interfaces import Engine, innermost
 from etude.core.json_text import plain
 from etude.core.keys import fold
 from etude.core.message import Message, tool_arguments
+from etude.core.threads import set_value
 from etude.engines.meter import Role, asking_for
 from etude.store.episodes import CallReader, call_key, encode_call, shared_messages
 from etude.store.journal import Steps
 from etude.wire.dialect import ChatBody, model_object
 from etude.wire.request_body import change_sampling
-from etude.wire.retries import count_retries, set_value
+from etude.wire.retries import count_retries
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 

@@ -16,21 +16,12 @@ from pydantic_core import from_json
 
 from etude.core.call import NO_USAGE, Usage
 from etude.core.errors import EngineError, ImpossibleCall, PromptTooLong
+from etude.core.threads import set_value
 
 if TYPE_CHECKING:
     import httpx
 
 T = TypeVar("T")
-
-
-@contextmanager
-def set_value(variable: ContextVar[Any], value: T) -> Iterator[T]:
-    """Set a context variable for the block and the tasks it starts."""
-    token = variable.set(value)
-    try:
-        yield value
-    finally:
-        variable.reset(token)
 
 
 @dataclass(slots=True)
@@ -232,8 +223,7 @@ def to_failure(status: int, headers: Mapping[str, str], data: bytes) -> Refusal 
     out_of_money = status == 429 and "insufficient_quota" in reason
     if is_worth_retrying(status) and not out_of_money:
         return Retryable(reason, retry_after=retry_after(headers), cause=cause)
-    location = headers.get("location")
-    if 300 <= status < 400 and location:
+    if 300 <= status < 400 and (location := headers.get("location")):
         reason = f"{reason}: redirected to {location}; give that address as `base_url`"
     error = body.get("error") if isinstance(body, dict) else None
     fields = error if isinstance(error, dict) else {}
