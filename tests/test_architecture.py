@@ -61,7 +61,7 @@ MAX_FUNCTION_LINES = 60
 MOST = {
     "lines of source": 54_250,
     "modules": 244,
-    "lines of tests": 44_450,
+    "lines of tests": 44_362,
     "benchmark files": 12,
     "config keys": 306,
 }

@@ -112,12 +112,9 @@ def test_expert_iteration_keeps_the_best_one_by_default_and_nothing_of_a_group_o
     assert tally.left_out == {imitation.NO_BEST: 1}
 
 
-def dataset(size):
-    return [Example(str(number)) for number in range(size)]
-
-
 def choose(size, count, epoch, seed=0):
-    return [example.id for example in examples_for_epoch(dataset(size), count, epoch, seed)]
+    dataset = [Example(str(number)) for number in range(size)]
+    return [example.id for example in examples_for_epoch(dataset, count, epoch, seed)]
 
 
 def test_all_examples_in_their_order_when_no_count_is_given_or_it_covers_them():

@@ -26,7 +26,7 @@ from tests.algorithms.test_grpo import sample
 from tests.backends.test_local import AGENT, make_project, run_config
 from tests.json_server import JsonServer
 from tests.learner.gradients import forest
-from tests.models.tiny_models import fresh_policy, true_logprobs
+from tests.models.tiny_models import change_weights, fresh_policy, true_logprobs
 from tests.protocols.games import Labelled, example
 from tests.support import END
 
@@ -157,8 +157,7 @@ def config(**options):
 async def test_a_run_learns_from_a_teacher_in_this_process_and_asks_it_once(tmp_path, monkeypatch):
     make_project(tmp_path, monkeypatch, "tests_local_agent", AGENT)
     expert = fresh_policy(max_context=128)
-    for parameter in expert.trainable().values():
-        parameter.data.mul_(1.5)
+    change_weights(expert, lambda one: one.mul_(1.5))
     expert.export(tmp_path / "expert")
     with pytest.raises(ConfigError, match="teacher"):
         config(teacher="nobody")

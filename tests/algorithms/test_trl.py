@@ -12,7 +12,7 @@ from etude.algorithms.imitation import Supervised
 from etude.core.sample import Sample
 from etude.learner.learner import Learner, LearnerOptions
 from tests.learner.gradients import assert_same, get_gradient, gradient_by_autograd, sequences, to_batch
-from tests.models.tiny_models import fresh_policy, true_logprobs
+from tests.models.tiny_models import change_weights, fresh_policy, true_logprobs
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -97,9 +97,7 @@ def test_a_named_variant_of_grpo_is_that_of_trl(variant, tmp_path):
     of.keep_base()
     units = sequences(of, 6, seed=1, shift=0.02 if variant == "gspo" else 0.3)
     base = [[0.0, *true_logprobs(of, one.ids[:1], one.ids[1:])] for one in units]
-    with torch.no_grad():
-        for parameter in of.trainable().values():
-            parameter.mul_(1.001 if variant == "gspo" else 1.02)
+    change_weights(of, lambda one: one.mul_(1.001 if variant == "gspo" else 1.02))
     trainer = grpo_trainer(of, tmp_path, use_bias_correction_kl=False, **VARIANTS[variant])
     # It would load a reference by the model's name; its logprobs are among the inputs.
     trainer.beta = 0.04 if variant == "grpo" else 0.0
@@ -140,9 +138,7 @@ def test_a_later_step_of_a_corrected_job_is_clipped_from_the_jobs_start_as_in_tr
     start = pad([[0.0, *true_logprobs(of, one.ids[:1], one.ids[1:])] for one in units], 0.0)[:, 1:]
     learner, batch, objective = Learner(of, LearnerOptions()), to_batch(units), Grpo(correction="truncate")
     learner.begin_training(batch, objective)
-    with torch.no_grad():
-        for parameter in of.trainable().values():
-            parameter.mul_(1.1)
+    change_weights(of, lambda one: one.mul_(1.1))
     inputs = grpo_inputs(units)
     gap = (start - inputs["old_per_token_logps"]) * inputs["tool_mask"]
     inputs |= {"old_per_token_logps": start, "importance_sampling_ratio": gap.exp().clamp(0.0, 2.0)}
@@ -159,9 +155,7 @@ def test_dpo(tmp_path):
     base = copy.deepcopy(of.model)
     units = sequences(of, 6)
     chosen, rejected = units[:3], units[3:]
-    with torch.no_grad():
-        for parameter in of.trainable().values():
-            parameter.mul_(1.05)
+    change_weights(of, lambda one: one.mul_(1.05))
     rows = {"prompt": ["a"] * 3, "chosen": ["b"] * 3, "rejected": ["c"] * 3}
     trainer = make_trainer("DPO", of, tmp_path, rows, ref_model=base, beta=0.5)
     ids, real, trained = tensors([*chosen, *rejected])

@@ -71,10 +71,6 @@ def batch(name="run-epoch-1", groups=2):
     return collection(*pairs).model_copy(update={"run_id": name})
 
 
-async def asked_to_train(server):
-    assert await asyncio.to_thread(server.begun.wait, 60)
-
-
 async def train(adapter, name="run-epoch-1"):
     return await adapter.wait_until_complete(await adapter.submit(batch(name)))
 
@@ -147,7 +143,7 @@ async def left_alone(server, backend):
     server.pause = 30
     adapter = await backend()
     ref = await adapter.submit(batch())
-    await asked_to_train(server)
+    assert await asyncio.to_thread(server.begun.wait, 60)
     await adapter.cleanup()
     return ref
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from etude.backends.cluster_training import Learners
 from etude.backends.local import LocalAdapterConfig
@@ -32,7 +31,7 @@ from etude.store.histories import read_histories
 from etude.store.run_folder import RunFolder
 from etude.verbs import train_in
 from tests.backends.test_local_adapter import CONFIG, collection, finish, not_finite
-from tests.models.tiny_models import fresh_policy
+from tests.models.tiny_models import change_weights, fresh_policy
 from tests.support import one_quick
 
 AGENT = """
@@ -224,9 +223,7 @@ async def test_lora_targets_have_one_base_in_memory(shared_project):
 async def test_targets_that_train_all_weights_take_a_copy_and_leave_the_base_alone(shared_project):
     async for policies in initialize(shared_project, one_base()):
         before = policies["base"].digest()
-        with torch.no_grad():
-            for value in policies["prover"].trainable().values():
-                value.add_(1.0)
+        change_weights(policies["prover"], lambda one: one.add_(1.0))
         policies["base"].mark_changed(0)
         assert policies["base"].digest() == before
         assert len(storages(policies.values())) == 3 * len(storages([policies["base"]]))

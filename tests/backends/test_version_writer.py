@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 
 import pytest
-import torch
 
 from etude.backends.state_folders import MadeVersion, StateFolders, VersionWriter
 from etude.core.errors import StoreError
@@ -18,7 +17,7 @@ from tests.cli.conftest import base as base
 from tests.cli.killed import killed_after, repeatable_project
 from tests.cli.projects import change, etude, run_to_end, succeed
 from tests.cli.test_damaged_versions import calls as calls
-from tests.models.tiny_models import fresh_policy
+from tests.models.tiny_models import change_weights, fresh_policy
 
 NEVER = 1e9
 
@@ -29,9 +28,7 @@ def made_by(learner: Learner, number: int) -> MadeVersion:
 
 def take_step(learner: Learner) -> None:
     """Change the weights in place, as a step does."""
-    with torch.no_grad():
-        for value in learner.policy.trainable().values():
-            value.add_(0.01)
+    change_weights(learner.policy, lambda one: one.add_(0.01))
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from etude.core.errors import EngineError, PromptTooLong
 from etude.engines.embedded import EmbeddedEngine
 from tests.models.tiny_models import (
     CALCULATOR,
+    change_weights,
     chatml_policy,
     fresh_policy,
     make_call,
@@ -147,9 +148,7 @@ async def test_weights_that_change_in_the_middle_are_read_again():
 
 def _change_the_weights(of):
     with of.lock:
-        with torch.no_grad():
-            for parameter in of.trainable().values():
-                parameter.mul_(0.7)
+        change_weights(of, lambda one: one.mul_(0.7))
         of.mark_changed(1)
 
 

@@ -10,7 +10,7 @@ from etude.engines import fused_llama
 from etude.engines.embedded import make_decoder
 from etude.engines.fused_llama import can_fuse
 from tests.engines.test_decoder import assert_right, drawn_ids, live
-from tests.models.tiny_models import family, fresh_policy, true_logprobs
+from tests.models.tiny_models import change_weights, family, fresh_policy, true_logprobs
 from tests.support import one_quick
 
 LLAMA3 = {
@@ -107,9 +107,7 @@ def test_lora_weights_count_as_they_are_now(kind, name, layers):
     decoder.forget()
     decoder.step([row])
     for _ in range(2):
-        with torch.no_grad():
-            for parameter in of.trainable().values():
-                parameter.normal_(0, 0.2, generator=generator)
+        change_weights(of, lambda one: one.normal_(0, 0.2, generator=generator))
         exact.load_tensors(of.copy_tensors())
         decoder.forget()
         before = len(row.ids)
@@ -125,10 +123,7 @@ def test_lora_weights_far_smaller_than_a_bfloat16_of_the_base_count():
     of.use_lora(LoraOptions(r=4), seed=0)
     before = [row.logprobs for row in sample(of)]
     generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for name, parameter in of.trainable().items():
-            if "lora_B" in name:
-                parameter.normal_(0, 1e-4, generator=generator)
+    change_weights(of, lambda one: one.normal_(0, 1e-4, generator=generator), "lora_B")
     base = of.model.base_model.model.model.layers[0].self_attn.q_proj
     change = base.get_delta_weight("default")
     assert (

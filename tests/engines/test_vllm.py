@@ -25,7 +25,7 @@ from etude.models.text_codec import TextCodec
 from etude.models.tiny import TinyShape, build_policy, build_tokenizer
 from etude.models.weights import write_lora_folder
 from tests.forked import ROOT, Forked, programs
-from tests.models.tiny_models import continuing
+from tests.models.tiny_models import change_weights, continuing
 from tests.support import is_alive, until
 from tests.vllm import STAND_IN, choose_command, commands
 
@@ -98,10 +98,7 @@ def lora_folder(source: Path, folder: Path, seed: int) -> Policy:
     """LoRA weights that change the model a lot, written to `folder`; and the model with them."""
     policy = Policy.load(source)
     policy.use_lora(LoraOptions(r=4, alpha=8), seed)
-    with torch.no_grad():
-        for name, tensor in policy.trainable().items():
-            if "lora_B" in name:
-                tensor.normal_(generator=torch.Generator().manual_seed(seed))
+    change_weights(policy, lambda one: one.normal_(generator=torch.Generator().manual_seed(seed)), "lora_B")
     write_lora_folder(policy.trainable(), LoraOptions(r=4, alpha=8), base=str(source), folder=folder)
     return policy
 

@@ -14,7 +14,7 @@ from etude.core.job import ModelVersion
 from etude.learner.learner import Learner, LearnerOptions, TrainingCanceled
 from etude.learner.optimiser import Schedule
 from tests.learner.gradients import assert_same, forest, get_gradient, sequences, to_batch, train
-from tests.models.tiny_models import family, fresh_policy, policy
+from tests.models.tiny_models import change_weights, family, fresh_policy, policy
 from tests.support import one_quick
 
 OPTIONS = LearnerOptions(
@@ -188,9 +188,7 @@ def test_the_gradient_is_the_same(packing, kind):
     of = family("Gemma2Config", head_dim=8, sliding_window=6) if kind == "gemma2" else fresh_policy()
     if kind == "lora":
         of.use_lora(LoraOptions(r=4), seed=0)
-        with torch.no_grad():
-            for parameter in of.trainable().values():
-                parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
+        change_weights(of, lambda one: one.normal_(0, 0.1, generator=torch.Generator().manual_seed(0)))
     batch, objective = to_batch(forest(1, 10)), Grpo()
     plain = get_gradient(of, batch, objective, packing=packing)
     again = get_gradient(of, batch, objective, packing=packing, gradient_checkpointing=True)

@@ -9,7 +9,7 @@ from etude.config.finetuning import LoraOptions
 from etude.learner.tree_llama import checkpointing_layers, is_lean
 from etude.models.policy import Policy
 from tests.learner.gradients import Gradient, assert_same, forest, get_gradient, to_batch
-from tests.models.tiny_models import family, fresh_policy
+from tests.models.tiny_models import change_weights, family, fresh_policy
 from tests.support import one_quick
 
 KNOWN = {
@@ -32,9 +32,7 @@ def make_policy(name: str, lora: bool, dtype: torch.dtype = torch.float32) -> Po
     assert is_lean(of.model)
     if lora:
         of.use_lora(LoraOptions(r=4), seed=0)
-        with torch.no_grad():
-            for parameter in of.trainable().values():
-                parameter.normal_(0, 0.1, generator=draw)
+        change_weights(of, lambda one: one.normal_(0, 0.1, generator=draw))
     return of
 
 

@@ -10,7 +10,7 @@ from etude.algorithms.imitation import Supervised
 from etude.learner import tree
 from etude.learner.passes import PackedStep, trained_units, tree_refusal
 from tests.learner.gradients import assert_same, forest, get_gradient, to_batch
-from tests.models.tiny_models import family, fresh_policy, policy
+from tests.models.tiny_models import change_weights, family, fresh_policy, policy
 from tests.support import one_quick
 
 OBJECTIVES = {
@@ -60,9 +60,7 @@ def both(of, batch, objective, **options):
 def move_weights(of):
     """A policy whose weights are no longer its base's."""
     of.keep_base()
-    with torch.no_grad():
-        for parameter in of.trainable().values():
-            parameter.mul_(1.02)
+    change_weights(of, lambda one: one.mul_(1.02))
     return of
 
 

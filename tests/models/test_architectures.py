@@ -29,7 +29,7 @@ from tests.learner.gradients import (
     token_logprob,
 )
 from tests.models.architectures import ARCHITECTURES, PAGE, REFUSED, Architecture, row
-from tests.models.tiny_models import family, fresh_policy, tokenizer
+from tests.models.tiny_models import change_weights, family, fresh_policy, tokenizer
 
 
 def sees() -> Policy:
@@ -105,9 +105,7 @@ def test_architectures_are_sampled_and_trained_as_they_speak(architecture: Archi
     assert_sampled_and_trained(of, architecture.tolerance)
     of.use_lora(LoraOptions(r=2, alpha=4), 1)
     chance = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for parameter in of.trainable().values():
-            parameter.normal_(0, 0.1, generator=chance)
+    change_weights(of, lambda one: one.normal_(0, 0.1, generator=chance))
     assert_sampled_and_trained(of, architecture.tolerance)
     assert_merged(of)
     assert row(architecture) in PAGE.read_text(encoding="utf-8"), (

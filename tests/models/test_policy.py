@@ -18,7 +18,7 @@ from etude.models.device import choose_device, choose_dtype, limit_threads, usab
 from etude.models.policy import Policy
 from etude.models.weights import digest, load_tensors, save_tensors
 from etude.store.files import WEIGHTS_FILE, require_as_written
-from tests.models.tiny_models import chatml_policy, fresh_policy, says, user
+from tests.models.tiny_models import change_weights, chatml_policy, fresh_policy, says, user
 
 IDS = torch.tensor([[9, 10, 11, 12, 13]])
 
@@ -26,12 +26,6 @@ IDS = torch.tensor([[9, 10, 11, 12, 13]])
 def logits(model):
     with torch.no_grad():
         return model(input_ids=IDS).logits
-
-
-def shift(of, by=0.1):
-    with torch.no_grad():
-        for parameter in of.trainable().values():
-            parameter.add_(by)
 
 
 def test_an_exported_policy_is_loaded_as_it_was(tmp_path):
@@ -89,7 +83,7 @@ def test_within_as_base_the_weights_are_the_bases_and_then_exactly_what_they_wer
     of = fresh_policy()
     of.keep_base()
     base = of.digest()
-    shift(of)
+    change_weights(of, lambda one: one.add_(0.1))
     of.mark_changed(1)
     trained = of.digest()
     with pytest.raises(KeyError), of.as_base():
@@ -103,7 +97,7 @@ def test_a_saved_version_is_adopted_and_the_base_as_well(tmp_path):
     trained, of = fresh_policy(), fresh_policy()
     of.keep_base()
     base = ModelVersion(number=0, location="tiny", digest=of.digest())
-    shift(trained)
+    change_weights(trained, lambda one: one.add_(0.1))
     save_tensors(trained.trainable(), tmp_path / WEIGHTS_FILE)
     version = ModelVersion(number=3, location=str(tmp_path), digest=trained.digest())
     weights = of.weights_id

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -144,3 +145,11 @@ def says(text: str) -> dict[str, Any]:
 def continuing(ids, sampling=PLAIN_SAMPLING, key=0, conversation="", **more):
     """A request to go on from token ids."""
     return ChatRequest((), (), sampling, key, conversation, prompt=ids, **more)
+
+
+def change_weights(of: Policy, change: Callable[[torch.Tensor], object], name: str = "") -> None:
+    """Change in place the tensors that are trained and whose names contain `name`."""
+    with torch.no_grad():
+        for found, tensor in of.trainable().items():
+            if name in found:
+                change(tensor)
