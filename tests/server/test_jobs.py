@@ -155,6 +155,7 @@ def test_jobs_and_their_events_come_in_pages(client: openai.OpenAI) -> None:
         ),
         ({"method": {"type": "supervised", "dpo": {}}}, "method", "options for dpo"),
         ({"extra_body": {"typo": 1}}, "typo", "not permitted"),
+        ({"hyperparameters": {"n_epochs": 2}}, "hyperparameters", '"supervised": {"hyperparameters"'),
         ({"extra_body": {"method": None}}, "method", "extract fields from('|$)"),
         ({"extra_headers": {"Content-Type": "text/plain"}}, None, "application/json.*found text/plain"),
     ],

@@ -140,6 +140,15 @@ class JobBody(BaseModel, extra="forbid"):
     seed: int | None = Field(default=None, ge=0, lt=2**53)
     metadata: dict[_Key, _Value] | None = Field(default=None, max_length=16)
     integrations: list[Literal["none"]] | None = Field(default=None, max_length=0)
+    hyperparameters: None = Field(default=None, exclude=True)
+
+    @field_validator("hyperparameters", mode="before")
+    @classmethod
+    def _is_in_the_method(cls, given: Any) -> None:
+        if given is not None:
+            raise ValueError(
+                'give them as method={"type": "supervised", "supervised": {"hyperparameters": …}}'
+            )
 
     @field_validator("suffix")
     @classmethod
