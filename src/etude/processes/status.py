@@ -6,6 +6,7 @@ If a run makes no progress, the watchdog says what the run waits for, and at las
 import asyncio
 import os
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
@@ -218,16 +219,21 @@ class Watchdog:
 
     async def _look(self, limit: asyncio.Timeout) -> None:
         """Look periodically, and expire `limit` to end the run."""
-        pause = self._config.say_after / _LOOKS
+        say_after = self._config.say_after
+        pause, shown = say_after / _LOOKS, shown_seconds(say_after)
+        blocked = f"the event loop has been blocked for {shown}: code that runs on it waits or computes."
         while True:
             asleep = time.monotonic()
-            await asyncio.sleep(pause)
+            # A thread says it, because nothing else runs while the loop is blocked, which may be for ever.
+            warning = threading.Timer(pause + say_after, self._warn, [blocked])
+            warning.daemon = True
+            warning.start()
+            try:
+                await asyncio.sleep(pause)
+            finally:
+                warning.cancel()
             # Waiting does not count while the process was stopped or its event loop blocked.
-            late = time.monotonic() - asleep - pause
-            self._moved += late
-            if late >= self._config.say_after:
-                blocked = f"the event loop was blocked for {shown_seconds(late)}"
-                self._warn(f"{blocked}: code that runs on it waited or computed.")
+            self._moved += time.monotonic() - asleep - pause
             if self._should_end():
                 limit.reschedule(asyncio.get_running_loop().time())
                 return
