@@ -203,7 +203,7 @@ def test_a_run_that_was_killed_before_it_had_a_journal_is_begun_again(project: P
     assert (project / "runs" / "r" / LOCK).exists()
     refused = fail("resume", "r")
     assert "nothing to continue" in refused.output
-    assert ": etude train CONFIG --name r" in refused.output
+    assert "again as before, with --name r" in refused.output
     succeed("train", "config.yml", "--name", "r")
 
 

@@ -191,7 +191,7 @@ def find_run(text: str, root: Path) -> Path:
         if (path / LOCK).is_file() or not any(path.iterdir()):
             raise RequestError(
                 f"run {path.name} was stopped before it stored anything, so there is nothing to continue. "
-                f"Start it again: etude train CONFIG --name {shlex.quote(path.name)}"
+                f"Start it again as before, with --name {shlex.quote(path.name)}"
             )
     names = [run.name for run in list_runs(root)]
     hint = f", and there are no runs in {root}; name another folder as the output_dir"
