@@ -182,15 +182,21 @@ class Unready(etude.EpochTrainer):
     ],
 )
 async def test_what_a_factory_yields_is_a_part(monkeypatch, parts, said):
+    ended = []
+
     async def factory(config, builder):
-        for part in parts:
-            yield part
+        try:
+            for part in parts:
+                yield part
+        finally:
+            ended.append(True)
 
     registration = replace(registry.lookup("trainers", "epochs"), factory=factory)
     monkeypatch.setitem(registry._registrations, ("trainers", "epochs"), registration)
     with pytest.raises(EtudeError, match=rf"test_wrong_returns.py:\d+: .*{said}"):
         async with Builder(parse_config({"workflow": "tests.training:play"})) as builder:
             await builder.get_trainer("epochs")
+    assert ended == [True]
 
 
 @pytest.mark.parametrize(

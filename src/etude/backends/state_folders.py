@@ -122,8 +122,7 @@ class StateFolders:
                 (draft / _FACTS).write_text(json.dumps(content, indent=2), encoding="utf-8")
                 note_sum(draft / _FACTS)
         except StoreError as error:
-            what = f"cannot save {self._noun} {number}"
-            raise StoreError(f"{what}: {error}") from error
+            raise StoreError(f"cannot save {self._noun} {number}: {error}") from error
         return version
 
     def facts(self, number: int) -> dict[str, Any]:

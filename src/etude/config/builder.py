@@ -195,9 +195,10 @@ class Builder:
                 if not isinstance(error.__context__, StopAsyncIteration):
                     raise
                 component = None  # The generator ended before a `yield`.
+            else:
+                self._exits.push_async_exit(partial(_close, context, key))
             if component is None:
                 raise EtudeError(f"{where_defined(registration.factory)}: what builds {key} yielded nothing")
-            self._exits.push_async_exit(partial(_close, context, key))
             wrap = self._wrap_llm if kind == "llms" else None
             return component if wrap is None else wrap(key.removeprefix("llms."), component)
 
