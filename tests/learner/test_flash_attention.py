@@ -138,4 +138,4 @@ def test_a_gpu_has_the_gradient_of_a_cpu(name, lora, dtype):
     of.device = choose_device("cuda")
     of.model.to(of.device)
     found = {key: value.cpu() for key, value in get_gradient(of, batch, Grpo())[1].items()}
-    assert cosine(found, exact) > (0.999999 if dtype == torch.float32 else 0.999)
+    assert cosine(found, exact) > (0.999999 if dtype == torch.float32 else 0.998)
