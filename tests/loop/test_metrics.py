@@ -70,7 +70,7 @@ def test_validation_excludes_what_has_no_score_and_counts_it():
     ("metrics", "reason"),
     [
         ({"left_out": {"flat": 3}}, "3 × flat"),
-        ({"untargeted": 2}, "2 × episode without"),
+        ({"untargeted": 2}, "2 × episode without an answered call"),
         ({"unscored": 1}, "1 × episode without"),
         ({"num_groups": 4, "curriculum_flat_groups": 4}, "4 × group whose rewards"),
         ({"left_out": {"flat": 3}, **reward_metrics([0.0] * 6)}, "3 × flat; every reward is 0"),

@@ -119,7 +119,8 @@ def reason_for_skip(metrics: Mapping[str, Any]) -> str:
     """Return why nothing in a collection can be trained on, in one sentence."""
     reasons = [f"{count} × {reason}" for reason, count in sorted(metrics.get("left_out", {}).items())]
     if metrics.get("untargeted"):
-        reasons.append(f"{metrics['untargeted']} × episode without a call to the target functions and model")
+        lack = "episode without an answered call to the target functions and model"
+        reasons.append(f"{metrics['untargeted']} × {lack}")
     if metrics.get("unscored"):
         reasons.append(f"{metrics['unscored']} × episode without a reward")
     if metrics.get("num_groups"):
