@@ -140,8 +140,8 @@ def user_code(kind: type[EtudeError], text: str) -> Iterator[None]:
 
 
 def user_frame(error: BaseException) -> traceback.FrameSummary | None:
-    """Return the innermost frame of user code in a traceback, also of an exception group, or else the
-    innermost of all."""
+    """Return the innermost frame of user code in a traceback, also of an exception group. Without any, it is
+    the innermost of all, or None for Etude's own error."""
     frames = [*traceback.extract_tb(error.__traceback__)]
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
@@ -149,7 +149,7 @@ def user_frame(error: BaseException) -> traceback.FrameSummary | None:
     frames = [frame for frame in frames if not frame.filename.startswith("<")]
     user_frames = [frame for frame in frames if not frame.filename.startswith(_ETUDE)]
     user_frames = [frame for frame in user_frames if not is_installed(frame.filename)]
-    return next(reversed(user_frames or frames), None)
+    return next(reversed(user_frames or ([] if isinstance(error, EtudeError) else frames)), None)
 
 
 def order_by_name(signature: inspect.Signature, names: Sequence[str]) -> tuple[str, ...]:
