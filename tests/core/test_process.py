@@ -1,12 +1,14 @@
 """Garbage is collected rarely, and threads that wait spin briefly."""
 
 import gc
+import io
 import os
 import sys
 
 import pytest
 
 from etude.core.process import rare_garbage_collection, set_up_process
+from etude.show.progress import progress_for
 
 
 @pytest.fixture(autouse=True)
@@ -41,3 +43,19 @@ def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch, name: str):
     before = dict(os.environ)
     set_up_process()
     assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", rb"\xd7"), ("latin-1", b"\xd7")])
+def test_a_letter_that_an_output_lacks_ends_nothing(monkeypatch: pytest.MonkeyPatch, encoding, shown):
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding, write_through=True))
+    set_up_process()
+    sys.stdout.write("×")
+    assert written.getvalue() == shown
+
+
+def test_a_program_without_an_output_is_silent(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "stdout", None)
+    progress_for().message("for nobody")
+    set_up_process()
+    sys.stdout.write("nor this")

@@ -5,6 +5,8 @@ import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from io import TextIOWrapper
+from pathlib import Path
 from typing import Any, TextIO
 
 from etude.core.secrets import mask_secrets
@@ -50,8 +52,10 @@ def set_up_process() -> None:
     if not any(name in os.environ for name in _NAMES):
         os.environ[_NAMES[0]] = _TURNS
     for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is not None and not isinstance(stream, MaskedStream):
+        stream = getattr(sys, name) or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+        if not isinstance(stream, MaskedStream):
+            if isinstance(stream, TextIOWrapper):  # A letter that a terminal lacks must not end a run.
+                stream.reconfigure(errors="backslashreplace")
             setattr(sys, name, MaskedStream(stream))
 
 

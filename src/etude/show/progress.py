@@ -179,4 +179,4 @@ class JsonProgress(Progress):
 def progress_for(*, json: bool = False, stream: TextIO | None = None) -> LineProgress | JsonProgress:
     """Return a display of lines or, if `json` is set, of JSON. Outside a terminal, lines have the time."""
     stream = stream or sys.stdout
-    return JsonProgress(stream) if json else LineProgress(stream, stamped=not stream.isatty())
+    return JsonProgress(stream) if json else LineProgress(stream, stamped=not (stream and stream.isatty()))
