@@ -46,6 +46,11 @@ async def test_a_program_reads_its_input_and_its_output_is_kept():
     assert (result.status, result.reason, result.output) == ("ok", "", "42\né\n")
 
 
+async def test_a_program_has_only_the_standard_library():
+    source = "import sys\nprint({name.partition('.')[0] for name in sys.modules} & {'etude', 'pydantic'})"
+    assert (await run(source)).output == "set()\n"
+
+
 async def test_what_ordinary_programs_do_works():
     source = """
 import atexit, heapq, collections, math, os, re, sys, threading as t, time, zoneinfo

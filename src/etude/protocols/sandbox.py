@@ -181,7 +181,7 @@ def _status(ended: _Exit, reports: Sequence[_Report], limits: Limits) -> tuple[S
     return ("error", f"it exited with status {ended.code}") if ended.code else ("ok", "")
 
 
-_START = "import sys; sys.path[:0] = sys.argv[1:]; from etude.protocols.confinement import main; main()"
+_START = "import sys; sys.path[:0] = sys.argv[1:]; from confinement import main; main()"
 _OPTIONS = ("-s", "-P", "-S", "-B", "-X", "utf8", "-c", _START)
 """Isolated except for one variable. `-I` would ignore it, and runs would not repeat exactly."""
 _ENVIRONMENT = {"PYTHONHASHSEED": "0"}
@@ -257,4 +257,4 @@ def _modules() -> tuple[str, ...]:
         raise MissingExtraError("running untrusted programs", "sandbox")
     origins = [Path(spec.origin) for spec in found if spec is not None and spec.origin is not None]
     folders = [each.parent if each.name != "__init__.py" else each.parents[1] for each in origins]
-    return tuple(dict.fromkeys(map(str, (Path(__file__).parents[2], *folders))))
+    return tuple(dict.fromkeys(map(str, (Path(__file__).parent, *folders))))
