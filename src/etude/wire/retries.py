@@ -57,7 +57,7 @@ def count_retries() -> Iterator[RetryCount]:
 
 def note_retries(causes: Mapping[str, int], waited: float = 0.0) -> None:
     """Record retries, before they start, and the seconds of waiting before them."""
-    if count := _COUNT.get():
+    if causes and (count := _COUNT.get()):
         count.add(causes, waited)
 
 
