@@ -259,4 +259,4 @@ async def test_what_is_no_payoff_fails_the_episode(journal: Journal, earned) -> 
         return earned if outcome.log[-1].text == "go" else {}
 
     record = await play_record(one_speaker(pay), script(ann=["go"]), journal)
-    assert "protocol 'codec': in round 0, " in record.failure.reason
+    assert record.failure.reason.startswith("EpisodeError: protocol 'codec': in round 0, ")
