@@ -181,7 +181,7 @@ def _status(ended: _Exit, reports: Sequence[_Report], limits: Limits) -> tuple[S
     return ("error", f"it exited with status {ended.code}") if ended.code else ("ok", "")
 
 
-_START = "import sys; sys.path[:0] = sys.argv[1:]; from confinement import main; main()"
+_START = "import sys; sys.path += sys.argv[1:]; from confinement import main; main()"
 _OPTIONS = ("-s", "-P", "-S", "-B", "-X", "utf8", "-c", _START)
 """Isolated except for one variable. `-I` would ignore it, and runs would not repeat exactly."""
 _ENVIRONMENT = {"PYTHONHASHSEED": "0"}
